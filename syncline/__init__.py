@@ -1,0 +1,55 @@
+"""Syncline: train any PyTorch model on many workers, at any rhythm, and never lose work.
+
+The names below are the public ones. They are loaded on first use, so that `import syncline` takes no time.
+"""
+
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from syncline.config.run import RunConfig
+    from syncline.config.spec import Spec
+    from syncline.driver import resume, train
+    from syncline.errors import (
+        CheckpointError,
+        ConfigError,
+        DataError,
+        Interrupted,
+        NonFiniteLoss,
+        SynclineError,
+        UnknownName,
+        WorkerFailed,
+    )  # fmt: skip
+    from syncline.result import Result
+    from syncline.task import Task, adam, adamw, optimizer, sgd
+    from syncline.workers.own_loop import worker
+
+__version__ = "0.1.0"
+
+__all__ = [
+    "CheckpointError", "ConfigError", "DataError", "Interrupted", "NonFiniteLoss", "Result", "RunConfig", "Spec",
+    "SynclineError", "Task", "UnknownName", "WorkerFailed", "adam", "adamw", "optimizer", "resume", "sgd", "train",
+    "worker",
+]  # fmt: skip
+
+_HOME = {
+    "RunConfig": "config.run",
+    "Spec": "config.spec",
+    "Result": "result",
+    "resume": "driver",
+    "train": "driver",
+    "worker": "workers.own_loop",
+    **dict.fromkeys(("Task", "adam", "adamw", "optimizer", "sgd"), "task"),
+}
+
+
+def __getattr__(name: str) -> Any:
+    if name not in __all__:
+        raise AttributeError(f"module 'syncline' has no attribute {name!r}")
+    return getattr(importlib.import_module(f"syncline.{_HOME.get(name, 'errors')}"), name)
+
+
+def __dir__() -> list[str]:
+    return [*__all__, "__version__"]
