@@ -1,0 +1,1 @@
+"""Pure mathematics: numbers and tensors in, numbers and tensors out; no processes, no files, no clocks."""
