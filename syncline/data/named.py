@@ -1,0 +1,83 @@
+"""Data sets known by name: what one must offer, and which there are.
+
+Here: the `NamedData` protocol, its `DataInfo`, and the registry. Not here: the data sets themselves (one file each:
+`digits.py`, `mnist.py`), or downloading (`download.py`). The driver asks for names, places and shapes before any
+worker exists, so nothing here imports torch, and numpy only when samples are really loaded.
+"""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Literal, Protocol, cast
+
+from syncline.errors import UnknownName
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    import numpy as np
+
+__all__ = ["DataInfo", "NamedData", "Progress", "Split", "named", "names"]
+
+Progress = Callable[[str, int, int | None], None]
+"""Told how a download goes: label, bytes done, bytes in total (None where unknown). May be called very often."""
+
+Split = Literal["train", "test"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class DataInfo:
+    """What a model and a plan need to know of a data set before it is loaded.
+
+    Attributes:
+        name: The name it is known by.
+        train_samples: Samples to train on.
+        test_samples: Samples held back for evaluation.
+        input_shape: The shape of one input, without the batch dimension.
+        classes: How many classes the targets have; None if they are not classes.
+        scale: (mean, deviation) of inputs kept as bytes, for `(x / 255 - mean) / deviation`; None if the inputs are
+            floats that need nothing more.
+    """
+
+    name: str
+    train_samples: int
+    test_samples: int
+    input_shape: tuple[int, ...]
+    classes: int | None
+    scale: tuple[float, float] | None
+
+
+class NamedData(Protocol):
+    """A data set known by name. Adding one means adding a file and a line in this module's registry."""
+
+    name: str
+
+    def locate(self, data_dir: Path | None, progress: Progress | None) -> Path:
+        """The file or folder that holds the data, downloaded if it must be; DataError if it cannot be had."""
+
+    def info(self, path: Path) -> DataInfo:
+        """Counts and shapes of the data at `path`, without reading it all."""
+
+    def load(self, path: Path, split: Split) -> tuple[np.ndarray, np.ndarray]:
+        """Inputs and int64 targets of one split of the data at `path`, both writable."""
+
+
+_MODULES = {
+    "digits": ("syncline.data.digits", "Digits"),
+    "mnist": ("syncline.data.mnist", "Mnist"),
+}
+
+
+def names() -> list[str]:
+    """Every name `named` knows, sorted."""
+    return sorted(_MODULES)
+
+
+def named(name: str) -> NamedData:
+    """The data set called `name`; UnknownName, with the nearest names, if there is none."""
+    if name not in _MODULES:
+        raise UnknownName.among("data set", name, _MODULES)
+    module, attribute = _MODULES[name]
+    return cast("NamedData", getattr(importlib.import_module(module), attribute)())

@@ -1,0 +1,91 @@
+"""In which order samples are used, and where a run is in it.
+
+Here: pure functions of (seed, epoch) and a position that is one global cursor. Neither the order nor the contents of
+a step depend on how many workers there are: step t always holds the same samples, split among whoever is there.
+Not here: fetching the samples (`source.py`, `prefetch.py`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import numpy as np
+
+from syncline.algorithms.partition import share
+
+__all__ = ["Position", "SampleOrder", "Share", "permutation", "step_seed"]
+
+
+@dataclass(frozen=True)
+class Position:
+    """Where a run is: `cursor` samples of `epoch` are done, after `step` steps in all."""
+
+    epoch: int = 0
+    cursor: int = 0
+    step: int = 0
+
+    def after(self, samples: int, count: int) -> Position:
+        """The position when `samples` more of `count` are done; a finished epoch is the start of the next."""
+        cursor = self.cursor + samples
+        return (
+            Position(self.epoch + 1, 0, self.step + 1)
+            if cursor >= count
+            else Position(self.epoch, cursor, self.step + 1)
+        )
+
+
+@dataclass(frozen=True)
+class Share:
+    """One worker's samples of one step: `indices` into the data set, out of `batch` samples over all workers."""
+
+    position: Position
+    indices: np.ndarray
+    batch: int
+
+    @property
+    def weight(self) -> float:
+        """What part of the step's samples this is: the weight of this worker's mean gradient in the global mean."""
+        return len(self.indices) / self.batch
+
+
+def permutation(seed: int, epoch: int, count: int) -> np.ndarray:
+    """The order of `count` samples in one epoch.
+
+    NumPy freezes the streams of SeedSequence, MT19937 and RandomState for good, but not those of its newer
+    Generator; a run that is resumed years later must still find the same order.
+    """
+    bits = np.random.MT19937(np.random.SeedSequence([seed, epoch]))
+    return np.random.RandomState(bits).permutation(count)
+
+
+def step_seed(seed: int, step: int, rank: int) -> int:
+    """The seed of everything random in one worker's step (dropout, say): resuming needs no generator state."""
+    return int(np.random.SeedSequence([seed, step, rank]).generate_state(1, np.uint64)[0] >> np.uint64(1))
+
+
+@dataclass(frozen=True, kw_only=True)
+class SampleOrder:
+    """The steps of a run: `count` samples an epoch in batches of `batch`, the last one of an epoch as it comes out."""
+
+    seed: int
+    count: int
+    batch: int
+    shuffle: bool = True
+
+    @property
+    def steps_per_epoch(self) -> int:
+        """How many steps one epoch has, the last partial one included."""
+        return -(-self.count // self.batch)
+
+    def shares(self, start: Position, *, rank: int, size: int, epochs: int | None = None) -> Iterator[Share]:
+        """Worker `rank`'s part of every step from `start` to the end of epoch `epochs` (None: without end)."""
+        position = start
+        while epochs is None or position.epoch < epochs:
+            epoch = position.epoch
+            order = permutation(self.seed, epoch, self.count) if self.shuffle else np.arange(self.count)
+            while position.epoch == epoch:
+                indices = order[position.cursor : position.cursor + self.batch]
+                low, high = share(len(indices), size, rank)
+                yield Share(position, indices[low:high], len(indices))
+                position = position.after(len(indices), self.count)

@@ -1,0 +1,103 @@
+"""Where samples come from: anything with a length and a way to fetch a batch by index.
+
+Here: the `Source` protocol, and the sources made from tensors, arrays and map-style Datasets. Not here: data sets
+known by name (`named.py`), the order of samples (`order.py`), fetching ahead (`prefetch.py`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any, Protocol
+
+import numpy as np
+import torch
+from torch.utils.data import Dataset, TensorDataset, default_collate
+
+from syncline.errors import ConfigError, DataError
+
+__all__ = ["ArraySource", "DatasetSource", "Source", "as_source"]
+
+Indices = Sequence[int] | np.ndarray
+
+
+class Source(Protocol):
+    """Samples by index."""
+
+    def __len__(self) -> int:
+        """How many samples there are."""
+
+    def fetch(self, indices: Indices) -> Any:
+        """The samples at `indices`, collated into one batch."""
+
+
+class ArraySource:
+    """Tensors or arrays with the samples along the first dimension.
+
+    Integer images may be kept small in memory: with `scale=(mean, deviation)` the first array is turned into
+    floats batch by batch, `(x / 255 - mean) / deviation`.
+    """
+
+    def __init__(self, *arrays: torch.Tensor | np.ndarray, scale: tuple[float, float] | None = None) -> None:
+        if not arrays:
+            raise ConfigError("An ArraySource needs at least one array.")
+        self.tensors = tuple(torch.as_tensor(a) for a in arrays)
+        lengths = [len(t) for t in self.tensors]
+        if len(set(lengths)) > 1:
+            raise DataError(
+                f"The arrays have {', '.join(map(str, lengths))} samples. Inputs and targets must have one row "
+                "for each sample: give arrays of the same length."
+            )
+        self._scale = scale
+
+    def __len__(self) -> int:
+        return len(self.tensors[0])
+
+    def fetch(self, indices: Indices) -> tuple[torch.Tensor, ...]:
+        """One gather per array."""
+        index = torch.as_tensor(np.asarray(indices, dtype=np.int64))
+        parts = [t.index_select(0, index) for t in self.tensors]
+        if self._scale is not None:
+            mean, deviation = self._scale
+            parts[0] = parts[0].float().mul_(1.0 / (255.0 * deviation)).sub_(mean / deviation)
+        return tuple(parts)
+
+
+class DatasetSource:
+    """A map-style Dataset and the function that makes a batch of its items."""
+
+    def __init__(self, dataset: Dataset[Any], collate: Callable[[list[Any]], Any] = default_collate) -> None:
+        self.dataset = dataset
+        self.collate = collate
+
+    def __len__(self) -> int:
+        return len(self.dataset)  # type: ignore[arg-type]  # map-style Datasets are Sized by convention only
+
+    def fetch(self, indices: Indices) -> Any:
+        """Item by item, then collated."""
+        return self.collate([self.dataset[int(i)] for i in indices])
+
+
+def as_source(data: Any) -> Source:
+    """The source for what a user may pass as data: a Source, a Dataset, a tensor, an array or a tuple of these."""
+    if isinstance(data, (ArraySource, DatasetSource)):
+        return data
+    if isinstance(data, TensorDataset):
+        return ArraySource(*data.tensors)
+    if isinstance(data, (torch.Tensor, np.ndarray)):
+        return ArraySource(data)
+    if isinstance(data, (tuple, list)) and data and all(isinstance(d, (torch.Tensor, np.ndarray)) for d in data):
+        return ArraySource(*data)
+    if hasattr(data, "fetch") and hasattr(data, "__len__"):
+        return data  # type: ignore[no-any-return]  # it has the two methods that make a Source
+    if hasattr(data, "__getitem__") and hasattr(data, "__len__"):
+        return DatasetSource(data)
+    if hasattr(data, "__iter__"):
+        raise ConfigError(
+            f"The data is a {type(data).__name__}, which can only be read from front to back. Exact order, sharing "
+            "among workers and resumption need access by index: "
+            "give a map-style Dataset (with __getitem__ and __len__)."
+        )
+    raise ConfigError(
+        f"The data is a {type(data).__name__}. Give a name such as 'mnist', a map-style Dataset, a tensor, an array, "
+        "or a tuple (inputs, targets) of tensors or arrays."
+    )
