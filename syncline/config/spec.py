@@ -1,0 +1,79 @@
+"""A name with options, as people write it: `sgd(lr=0.1, momentum=0.9)`.
+
+Here: `Spec`, its text form and its TOML form. Not here: what the names mean; whoever owns a kind of thing (models,
+losses, optimisers, strategies) looks them up.
+"""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from syncline.errors import ConfigError
+
+__all__ = ["Spec"]
+
+
+@dataclass(frozen=True)
+class Spec:
+    """A thing by name, with options.
+
+    >>> Spec.parse("sgd(lr=0.1, nesterov=True)")
+    Spec(name='sgd', options={'lr': 0.1, 'nesterov': True})
+    >>> str(Spec("mlp", {"hidden": (64, 32)}))
+    'mlp(hidden=(64, 32))'
+    """
+
+    name: str
+    options: Mapping[str, Any] = field(default_factory=dict)
+
+    @classmethod
+    def parse(cls, text: str) -> Spec:
+        """From `name` or `name(option=value, ...)`, with Python literals as values."""
+        mistake = f"Cannot read {text!r}: write a name such as 'sgd', or a name with options such as 'sgd(lr=0.1)'."
+        head, bracket, _ = text.strip().partition("(")
+        # Names may hold dashes and colons ('server-sync', 'timm:resnet50'), which Python's grammar would not take.
+        if not head.strip() or any(c.isspace() for c in head.strip()):
+            raise ConfigError(mistake)
+        if not bracket:
+            return cls(head.strip())
+        try:
+            call = ast.parse("f" + text.strip()[len(head) :], mode="eval").body
+            if not isinstance(call, ast.Call) or call.args:
+                raise ConfigError(f"{mistake} Every option needs its name.")
+            options = {k.arg or "": ast.literal_eval(k.value) for k in call.keywords}
+        except (SyntaxError, ValueError) as error:
+            if isinstance(error, ConfigError):
+                raise
+            raise ConfigError(mistake) from error
+        if "" in options:
+            raise ConfigError(mistake)
+        return cls(head.strip(), options)
+
+    @classmethod
+    def of(cls, value: object, *, what: str) -> Spec:
+        """From what a TOML file or a caller may give: a Spec, a text, or a table with a `name`."""
+        if isinstance(value, Spec):
+            return value
+        if isinstance(value, str):
+            return cls.parse(value)
+        if isinstance(value, Mapping):
+            if not isinstance(value.get("name"), str):
+                raise ConfigError(f'The table [{what}] needs a name, for example name = "...".')
+            return cls(value["name"], {k: _frozen(v) for k, v in value.items() if k != "name"})
+        raise ConfigError(f"{what} is {value!r}. Give a name, 'name(option=value)', or a table with a name.")
+
+    def with_options(self, **options: Any) -> Spec:
+        """The same with some options set."""
+        return Spec(self.name, {**self.options, **options})
+
+    def __str__(self) -> str:
+        if not self.options:
+            return self.name
+        return f"{self.name}({', '.join(f'{k}={v!r}' for k, v in self.options.items())})"
+
+
+def _frozen(value: Any) -> Any:
+    return tuple(_frozen(v) for v in value) if isinstance(value, list) else value

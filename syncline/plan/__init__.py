@@ -1,0 +1,1 @@
+"""What Syncline decides before anything starts: pure, printable, and the only truth the workers know."""

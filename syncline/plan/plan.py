@@ -1,0 +1,111 @@
+"""`Plan`: every decision about a run, as data.
+
+Here: the type, its JSON form and its form in words (`syncline explain`). Not here: how the decisions are made
+(`planner.py`). Workers read a plan; they never derive any of it again.
+"""
+
+from __future__ import annotations
+
+from dataclasses import asdict, dataclass, field
+from typing import Any, Literal
+
+import msgspec
+
+__all__ = ["Plan", "WorkerPlan"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class WorkerPlan:
+    """One worker's place."""
+
+    rank: int
+    host: str
+    device: str
+    threads: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class Plan:
+    """Every decision about a run."""
+
+    kind: Literal["train", "own-loop"]
+    model: str
+    data: str
+    strategy: str
+    workers: tuple[WorkerPlan, ...]
+    collective: Literal["solo", "shared-memory", "process-group"]
+    seed: int
+    epochs: int
+    batch: int
+    train_samples: int
+    test_samples: int
+    steps_per_epoch: int
+    total_steps: int
+    accumulate: int
+    loaders: int | None
+    evaluate_every: int
+    checkpoint_every_s: float
+    checkpoint_every_steps: int | None
+    keep_checkpoints: int
+    on_nan: Literal["stop", "skip"]
+    batch_norm: Literal["global", "local"]
+    shared_memory_bytes: int
+    exchange_timeout_s: float
+    fingerprint: str
+    notes: tuple[str, ...] = field(default=())
+
+    @property
+    def size(self) -> int:
+        """How many workers there are."""
+        return len(self.workers)
+
+    def to_dict(self) -> dict[str, Any]:
+        """As plain data, for JSON and the control channel."""
+        return asdict(self)
+
+    @classmethod
+    def from_dict(cls, data: dict[str, Any]) -> Plan:
+        """The plan that `to_dict` described."""
+        return msgspec.convert(data, cls)
+
+    def in_words(self) -> str:
+        """The plan as a person would tell it."""
+        first = self.workers[0]
+        lines = [f"{self.model} on {self.data}, with {_count(self.size, 'worker')} and strategy {self.strategy}."]
+        if self.kind == "own-loop":
+            lines.append("The script's own loop decides model, data and length.")
+        else:
+            lines.append(
+                f"{_count(self.epochs, 'epoch')} of {self.train_samples:,} samples in steps of {self.batch}: "
+                f"{self.steps_per_epoch:,} steps an epoch, {self.total_steps:,} in all."
+            )
+            shares = sorted({-(-self.batch // self.size), self.batch // self.size}, reverse=True)
+            lines.append(f"In each step a worker computes {' or '.join(map(str, shares))} samples.")
+            tested = (
+                f"{self.test_samples:,} test samples are evaluated" if self.test_samples else "There is no test data"
+            )
+            every = {0: ".", 1: " after every epoch."}.get(self.evaluate_every, f" every {self.evaluate_every} epochs.")
+            lines.append(tested + (every if self.test_samples else "."))
+        lines.append(
+            f"Each worker is a process on {first.host}, computing on {first.device} "
+            f"with {_count(first.threads, 'thread')}."
+        )
+        lines.append(_EXCHANGE[self.collective])
+        lines.append(
+            f"A checkpoint every {self.checkpoint_every_s:g} s"
+            + (f" and every {self.checkpoint_every_steps} steps" if self.checkpoint_every_steps else "")
+            + f" and at the end; the newest {self.keep_checkpoints} are kept."
+        )
+        lines.extend(self.notes)
+        return "\n".join(lines)
+
+
+_EXCHANGE = {
+    "solo": "There is nobody to exchange gradients with.",
+    "shared-memory": "After each backward pass all gradients are summed through shared memory, without copying them.",
+    "process-group": "After each backward pass all gradients are summed by torch.distributed.",
+}
+
+
+def _count(number: int, thing: str) -> str:
+    return f"{number} {thing}" if number == 1 else f"{number:,} {thing}s"

@@ -1,0 +1,113 @@
+"""From what the user wants and what the machine offers to a `Plan`. Pure: same inputs, same plan."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+from syncline.config.run import RunConfig
+from syncline.errors import ConfigError
+from syncline.plan.machine import Machine
+from syncline.plan.plan import Plan, WorkerPlan
+
+__all__ = ["TaskFacts", "make_plan"]
+
+_DEFAULT_EPOCHS = 3
+_DEFAULT_BATCH = 128
+
+
+@dataclass(frozen=True, kw_only=True)
+class TaskFacts:
+    """What a plan needs to know of the task, without the task itself."""
+
+    kind: Literal["train", "own-loop"]
+    model: str
+    data: str
+    fingerprint: str
+    train_samples: int = 0
+    test_samples: int = 0
+    recommended_epochs: int | None = None
+    recommended_batch: int | None = None
+
+
+def make_plan(facts: TaskFacts, config: RunConfig, machine: Machine, device: str) -> Plan:
+    """Decide everything that can be decided before a process starts. `device` is the resolved one, never auto."""
+    notes: list[str] = []
+    epochs = config.epochs or facts.recommended_epochs or _DEFAULT_EPOCHS
+    batch = config.batch or facts.recommended_batch or _DEFAULT_BATCH
+    if facts.kind == "train":
+        if facts.train_samples == 0:
+            raise ConfigError("The training data is empty: there is nothing to learn from.")
+        if batch > facts.train_samples:
+            notes.append(f"A batch of {batch} is more than the {facts.train_samples} samples: each epoch is one step.")
+            batch = facts.train_samples
+        if config.workers > batch:
+            raise ConfigError(
+                f"{config.workers} workers cannot share a batch of {batch}: some would have nothing to do. "
+                f"Set --workers to {batch} or less, or a larger --batch."
+            )
+    steps_per_epoch = -(-facts.train_samples // batch)
+    total_steps = steps_per_epoch * epochs
+    if config.max_steps is not None:
+        total_steps = min(total_steps, config.max_steps) if facts.kind == "train" else config.max_steps
+    collective = _collective(config, machine, device, notes)
+    threads = config.threads or max(1, machine.cores // config.workers)
+    return Plan(
+        kind=facts.kind,
+        model=facts.model,
+        data=facts.data,
+        strategy=config.strategy,
+        workers=tuple(
+            WorkerPlan(rank=r, host=machine.host, device=_device_of(device, r), threads=threads)
+            for r in range(config.workers)
+        ),
+        collective=collective,
+        seed=config.seed,
+        epochs=epochs,
+        batch=batch,
+        train_samples=facts.train_samples,
+        test_samples=facts.test_samples,
+        steps_per_epoch=steps_per_epoch,
+        total_steps=total_steps,
+        accumulate=config.accumulate,
+        loaders=config.loaders,
+        evaluate_every=config.evaluate_every,
+        checkpoint_every_s=config.checkpoint_every_s,
+        checkpoint_every_steps=config.checkpoint_every_steps,
+        keep_checkpoints=config.keep_checkpoints,
+        on_nan=config.on_nan,
+        batch_norm=config.batch_norm,
+        shared_memory_bytes=_shared_memory_bytes(config, machine),
+        exchange_timeout_s=config.exchange_timeout_s,
+        fingerprint=facts.fingerprint,
+        notes=tuple(notes),
+    )
+
+
+def _collective(
+    config: RunConfig, machine: Machine, device: str, notes: list[str]
+) -> Literal["solo", "shared-memory", "process-group"]:
+    if config.workers == 1:
+        return "solo"
+    reason = machine.no_shared_memory_because
+    if device != "cpu":
+        reason = f"shared-memory exchange is for CPU workers (these compute on {device})"
+    if config.collective == "process-group":
+        return "process-group"
+    if reason is None:
+        return "shared-memory"
+    if config.collective == "shared-memory":
+        raise ConfigError(f"--collective shared-memory is not possible: {reason}. Use --collective process-group.")
+    notes.append(f"The workers exchange through torch.distributed, because {reason}.")
+    return "process-group"
+
+
+def _shared_memory_bytes(config: RunConfig, machine: Machine) -> int:
+    if config.shared_memory_limit_mb is not None:
+        return int(config.shared_memory_limit_mb * 1e6)
+    return machine.memory_available_bytes // 2
+
+
+def _device_of(device: str, rank: int) -> str:
+    # One GPU per worker, in order; with fewer GPUs than workers torch names the missing one when it is used.
+    return f"cuda:{rank}" if device == "cuda" else device

@@ -1,0 +1,177 @@
+"""`Task`: what the user brings. Model, data, loss, optimiser, schedule, metrics.
+
+Here: the type, checked as far as that is possible without torch, so that a mistake in a name costs no waiting. Not
+here: turning names into torch objects (`workers/build.py`), and how to run it (`config/run.py`).
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal
+
+from syncline.config.spec import Spec
+from syncline.data.named import DataInfo, Progress, named, names
+from syncline.errors import ConfigError, UnknownName
+from syncline.plan.planner import TaskFacts
+from syncline.zoo import registry as zoo
+
+if TYPE_CHECKING:
+    import torch
+
+__all__ = ["LocatedData", "Script", "Task", "adam", "adamw", "optimizer", "sgd"]
+
+_DEFAULT_LOSS = "cross_entropy"
+
+
+def sgd(lr: float, **options: Any) -> Spec:
+    """Stochastic gradient descent; options as for `torch.optim.SGD`, such as momentum and nesterov."""
+    return Spec("SGD", {"lr": lr, **options})
+
+
+def adam(lr: float = 1e-3, **options: Any) -> Spec:
+    """Adam; options as for `torch.optim.Adam`."""
+    return Spec("Adam", {"lr": lr, **options})
+
+
+def adamw(lr: float = 1e-3, **options: Any) -> Spec:
+    """AdamW; options as for `torch.optim.AdamW`."""
+    return Spec("AdamW", {"lr": lr, **options})
+
+
+def optimizer(name: str, **options: Any) -> Spec:
+    """Any optimiser of `torch.optim` by name."""
+    return Spec(name, options)
+
+
+@dataclass(frozen=True)
+class Script:
+    """A user's own training loop, and its arguments."""
+
+    path: str
+    arguments: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, kw_only=True)
+class LocatedData:
+    """A data set known by name, found on this machine."""
+
+    name: str
+    path: str
+    info: DataInfo
+
+
+@dataclass(frozen=True, kw_only=True)
+class Task:
+    """What to train. Names are torch's own; everything may also be given as a Python object or a function."""
+
+    model: Spec | torch.nn.Module | Callable[[], torch.nn.Module] | str
+    data: Any
+    test: Any = None
+    loss: Spec | str | Callable[..., torch.Tensor] | None = None
+    optimizer: Spec | str | Mapping[str, Any] | Callable[..., torch.optim.Optimizer] | None = None
+    schedule: Spec | str | Mapping[str, Any] | Callable[..., Any] | None = None
+    metrics: Iterable[Spec | str | Any] | str | None = None
+    weight_decay: float | None = None
+    clip_norm: float | None = None
+
+    def __post_init__(self) -> None:
+        for name in ("model", "loss", "optimizer", "schedule"):
+            value = getattr(self, name)
+            if isinstance(value, (str, Mapping)):
+                object.__setattr__(self, name, Spec.of(value, what=name))
+        if isinstance(self.data, (str, Mapping)):
+            object.__setattr__(self, "data", Spec.of(self.data, what="data"))
+        if isinstance(self.metrics, str):
+            object.__setattr__(self, "metrics", [m.strip() for m in self.metrics.split(",")])
+        if self.metrics is not None:
+            specs = tuple(Spec.parse(m) if isinstance(m, str) else m for m in self.metrics)
+            object.__setattr__(self, "metrics", specs)
+        for name in ("weight_decay", "clip_norm"):
+            value = getattr(self, name)
+            if value is not None and value < 0:
+                raise ConfigError(f"{name} is {value:g}, but must be 0 or more.")
+        self._check_names()
+
+    def with_defaults(self) -> Task:
+        """The task with what the user left out: as the model's card recommends, else plain defaults."""
+        card = zoo.card(self.model.name) if isinstance(self.model, Spec) else None
+        defaults: dict[str, Any] = {
+            "loss": Spec(card.loss if card else _DEFAULT_LOSS),
+            "optimizer": Spec.of(card.optimizer, what="optimizer") if card else sgd(lr=0.05, momentum=0.9),
+            "metrics": tuple(Spec(m) for m in card.metrics) if card else (),
+        }
+        if self.optimizer is None and card and card.schedule:
+            defaults["schedule"] = Spec.of(card.schedule, what="schedule")
+        if (not card and self.loss is None) or _is_classification(self.loss):
+            defaults["metrics"] = (Spec("accuracy"),)
+        return dataclasses.replace(self, **{k: v for k, v in defaults.items() if getattr(self, k) is None})
+
+    def located(self, data_dir: Path | None, progress: Progress | None) -> Task:
+        """The task with a data set known by name found on this machine, or brought here."""
+        if not isinstance(self.data, Spec):
+            return self
+        source = named(self.data.name)
+        path = source.locate(data_dir, progress)
+        return dataclasses.replace(self, data=LocatedData(name=source.name, path=str(path), info=source.info(path)))
+
+    def facts(self, kind: Literal["train", "own-loop"] = "train") -> TaskFacts:
+        """What the planner needs to know."""
+        card = zoo.card(self.model.name) if isinstance(self.model, Spec) else None
+        if isinstance(self.data, LocatedData):
+            train, test = self.data.info.train_samples, self.data.info.test_samples
+        else:
+            train, test = _length(self.data), 0
+        if self.test is not None:
+            test = _length(self.test)
+        label_of_model = str(self.model) if isinstance(self.model, Spec) else _label(self.model)
+        label_of_data = self.data.name if isinstance(self.data, LocatedData) else _label(self.data)
+        identity = f"{label_of_model}|{label_of_data}|{train}|{self.loss}|{self.optimizer}|{self.schedule}"
+        return TaskFacts(
+            kind=kind,
+            model=label_of_model,
+            data=label_of_data,
+            fingerprint=hashlib.sha256(_without_addresses(identity).encode()).hexdigest()[:16],
+            train_samples=train,
+            test_samples=test,
+            recommended_epochs=card.epochs if card else None,
+            recommended_batch=card.batch if card else None,
+        )
+
+    def _check_names(self) -> None:
+        if isinstance(self.model, Spec):
+            zoo.card(self.model.name)
+        if isinstance(self.data, Spec):
+            if self.data.name not in names():
+                raise UnknownName.among("data set", self.data.name, names())
+            if self.data.options:
+                raise ConfigError(f"The data set {self.data.name} has no option {next(iter(self.data.options))!r}.")
+
+
+def _is_classification(loss: object) -> bool:
+    return isinstance(loss, Spec) and loss.name.lower().replace("_", "") in ("crossentropy", "crossentropyloss")
+
+
+def _length(data: Any) -> int:
+    if isinstance(data, (tuple, list)) and data and hasattr(data[0], "__len__") and not isinstance(data[0], str):
+        return len(data[0])
+    if not hasattr(data, "__len__"):
+        raise ConfigError(
+            f"The data is a {type(data).__name__}, which has no length. Give a map-style Dataset (with __getitem__ and "
+            "__len__), a tensor, an array, or a tuple (inputs, targets) of these."
+        )
+    return len(data)
+
+
+def _label(thing: Any) -> str:
+    if isinstance(thing, (tuple, list)):
+        return "arrays"
+    return getattr(thing, "__name__", type(thing).__name__).strip("<>")
+
+
+def _without_addresses(text: str) -> str:
+    """`<function f at 0x7f...>` differs from run to run; what is the same task must look the same."""
+    return " ".join(word for word in text.replace(">", " ").split() if not word.startswith("0x"))

@@ -1,0 +1,153 @@
+"""The cards of the models and the lookup by name.
+
+Here: what is known about each model, as plain data, so that a driver can check a run without importing torch. Not
+here: the models (one file each, imported when built) and what a setting's name stands for (`syncline.config`).
+
+To add a model, add a file with `build(input_shape, classes, **options)` and a card below.
+"""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+from syncline.errors import ConfigError, UnknownName
+
+if TYPE_CHECKING:
+    from torch import nn
+
+__all__ = ["ModelCard", "build", "card", "names"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class ModelCard:
+    """What is worth knowing about a model before it is built; training settings are recommendations.
+
+    Optimiser and schedule are named as in `torch.optim` and `torch.optim.lr_scheduler`. The schedule advances once
+    for each optimiser step; what depends on the length of the run (`T_max`, `total_steps`) is filled in later.
+    """
+
+    name: str
+    summary: str
+    """One sentence."""
+    paper: str
+    """Where it comes from."""
+    module: str
+    """Import path of the file with its `build`."""
+    options: Mapping[str, object] = field(default_factory=dict)
+    """The options of its `build`, with their defaults."""
+    loss: str
+    optimizer: Mapping[str, object]
+    """`name`, and the arguments."""
+    schedule: Mapping[str, object] | None
+    """`name`, and the arguments that do not depend on the length of the run."""
+    batch: int
+    """Samples in the global batch."""
+    metrics: tuple[str, ...]
+    epochs: int
+
+
+_CARDS = {
+    model.name: model
+    for model in (
+        ModelCard(
+            name="linear",
+            summary="One linear layer on the flattened input: softmax regression.",
+            paper="D. R. Cox, The Regression Analysis of Binary Sequences, J. Royal Statistical Society B 20(2), 1958",
+            module="syncline.zoo.linear",
+            loss="cross_entropy",
+            optimizer={"name": "SGD", "lr": 0.05, "momentum": 0.9},
+            schedule={"name": "CosineAnnealingLR"},
+            batch=128,
+            metrics=("accuracy",),
+            epochs=10,
+        ),
+        ModelCard(
+            name="mlp",
+            summary="Linear layers with ReLU between them, on the flattened input.",
+            paper="Rumelhart, Hinton & Williams, Learning representations by back-propagating errors, Nature 323, 1986",
+            module="syncline.zoo.mlp",
+            options={"hidden": (256, 128)},
+            loss="cross_entropy",
+            optimizer={"name": "SGD", "lr": 0.1, "momentum": 0.9},
+            schedule={"name": "CosineAnnealingLR"},
+            batch=64,
+            metrics=("accuracy",),
+            epochs=20,
+        ),
+        ModelCard(
+            name="lenet",
+            summary="Two convolutions with pooling and two linear layers, as in Caffe's LeNet; images of any size.",
+            paper="LeCun, Bottou, Bengio & Haffner, Gradient-based learning applied to document recognition, "
+            "Proc. IEEE 86(11), 1998",
+            module="syncline.zoo.lenet",
+            loss="cross_entropy",
+            optimizer={"name": "SGD", "lr": 0.05, "momentum": 0.9, "nesterov": True, "weight_decay": 5e-4},
+            schedule={"name": "CosineAnnealingLR"},
+            batch=128,
+            metrics=("accuracy",),
+            epochs=3,
+        ),
+        ModelCard(
+            name="resnet18",
+            summary="ResNet-18 with a stem for small images: a 3x3 convolution of stride 1 and no pooling.",
+            paper="He, Zhang, Ren & Sun, Deep Residual Learning for Image Recognition, arXiv:1512.03385, 2015",
+            module="syncline.zoo.resnet18",
+            options={"width": 64},
+            loss="cross_entropy",
+            optimizer={"name": "SGD", "lr": 0.1, "momentum": 0.9, "nesterov": True, "weight_decay": 5e-4},
+            schedule={"name": "CosineAnnealingLR"},
+            batch=128,
+            metrics=("accuracy",),
+            epochs=200,
+        ),
+    )
+}
+
+
+def names() -> list[str]:
+    """The names of all models, sorted."""
+    return sorted(_CARDS)
+
+
+def card(name: str) -> ModelCard:
+    """The card of the model called `name`."""
+    if name not in _CARDS:
+        raise UnknownName.among("model", name, _CARDS)
+    return _CARDS[name]
+
+
+def build(name: str, input_shape: tuple[int, ...], classes: int, **options: object) -> nn.Module:
+    """The model called `name`, for samples of `input_shape` (without the batch dimension) and `classes` outputs.
+
+    The parameters are drawn from torch's global generator: the same after the same `torch.manual_seed`.
+    """
+    model = card(name)
+    _check_options(model, options)
+    shape = tuple(input_shape)
+    if not shape or not all(_is_positive_integer(n) for n in shape):
+        raise ConfigError(
+            f"The model {name!r} was asked for samples of shape {shape}, but every dimension must be an integer of 1 "
+            "or more. Give the shape of one sample without the batch, for example (1, 28, 28)."
+        )
+    if not _is_positive_integer(classes):
+        raise ConfigError(
+            f"The model {name!r} was asked for {classes!r} classes, but needs an integer of 1 or more. "
+            "Set classes to the number of different targets."
+        )
+    module: nn.Module = importlib.import_module(model.module).build(shape, classes, **{**model.options, **options})
+    return module
+
+
+def _check_options(model: ModelCard, options: Mapping[str, object]) -> None:
+    for option in options:
+        if not model.options:
+            raise UnknownName(f"The model {model.name!r} has no options, but {option!r} was given. Leave it out.")
+        if option not in model.options:
+            raise UnknownName.among(f"option of the model {model.name!r} called", option, model.options)
+
+
+def _is_positive_integer(value: object) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool) and value >= 1
