@@ -1,0 +1,86 @@
+"""Saving checkpoints without holding up training.
+
+Here: `CheckpointWriter`: the state is copied in memory on the training thread (milliseconds), then written by a thread
+of its own. Not here: the file format (`store.py`).
+"""
+
+from __future__ import annotations
+
+import queue
+import threading
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from syncline.checkpoint import store
+from syncline.errors import CheckpointError
+
+__all__ = ["CheckpointWriter", "copied"]
+
+
+class CheckpointWriter:
+    """Writes one checkpoint at a time; a periodic one that comes while another is being written is left out."""
+
+    def __init__(
+        self,
+        folder: Path,
+        *,
+        keep: int,
+        on_saved: Callable[[store.Checkpoint, float], None],
+        on_failed: Callable[[CheckpointError], None],
+    ) -> None:
+        self._folder, self._keep = folder, keep
+        self._on_saved, self._on_failed = on_saved, on_failed
+        self._jobs: queue.Queue[tuple[int, dict[str, Any]] | None] = queue.Queue(maxsize=1)
+        self._busy = threading.Lock()
+        self._last_error: CheckpointError | None = None
+        self._thread = threading.Thread(target=self._write_all, name="syncline-checkpoint", daemon=True)
+        self._thread.start()
+
+    def save_if_idle(self, step: int, state: Callable[[], dict[str, Any]]) -> bool:
+        """Copy `state()` and write it in the background, unless the last one is still being written."""
+        if self._busy.locked() or self._jobs.full():
+            return False
+        self._jobs.put((step, copied(state())))
+        return True
+
+    def save_last(self, step: int, state: dict[str, Any]) -> None:
+        """Write `state` and wait until it is on disk; `CheckpointError` if it is not."""
+        self._jobs.put((step, copied(state)))
+        self.close()
+        if self._last_error is not None:
+            raise self._last_error
+
+    def close(self) -> None:
+        """Finish what is being written and end."""
+        if self._thread.is_alive():
+            self._jobs.put(None)
+            self._thread.join()
+
+    def _write_all(self) -> None:
+        while (job := self._jobs.get()) is not None:
+            step, state = job
+            with self._busy:
+                start = time.perf_counter()
+                try:
+                    saved = store.save(self._folder, step, state, keep=self._keep)
+                except CheckpointError as error:
+                    self._last_error = error
+                    self._on_failed(error)
+                else:
+                    self._last_error = None
+                    self._on_saved(saved, time.perf_counter() - start)
+
+
+def copied(value: Any) -> Any:
+    """`value` with every tensor in it copied to memory of its own, on the CPU."""
+    if isinstance(value, torch.Tensor):
+        return value.detach().to("cpu", copy=True)
+    if isinstance(value, dict):
+        return {k: copied(v) for k, v in value.items()}
+    if isinstance(value, (list, tuple)):
+        return type(value)(copied(v) for v in value)
+    return value

@@ -1,0 +1,74 @@
+"""All gradients of a model in one flat buffer, so that an exchange is one operation and not one per parameter.
+
+Here: `GradientBuffer`. Each parameter's `.grad` is a view into a flat tensor that the collective provided; where the
+collective shares memory, backward writes straight into it. A few extra numbers ride at the end (`riders`), so that
+what all workers must agree on every step (the loss, a wish to stop) costs no exchange of its own.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+import torch
+
+from syncline.comms.collective import Collective
+
+__all__ = ["GradientBuffer"]
+
+
+class GradientBuffer:
+    """The gradients of `parameters`, flat: one buffer per dtype, and `riders` extra float32 numbers."""
+
+    def __init__(self, parameters: Iterable[torch.nn.Parameter], collective: Collective, riders: int) -> None:
+        self.parameters = [p for p in parameters if p.requires_grad]
+        device = self.parameters[0].device if self.parameters else torch.device("cpu")
+        by_dtype: dict[torch.dtype, list[torch.nn.Parameter]] = {torch.float32: []}
+        for p in self.parameters:
+            by_dtype.setdefault(p.dtype, []).append(p)
+        self.flats: list[torch.Tensor] = []
+        self._views: list[tuple[torch.nn.Parameter, torch.Tensor]] = []
+        for dtype, members in by_dtype.items():
+            extra = riders if dtype == torch.float32 else 0
+            count = sum(p.numel() for p in members)
+            flat = collective.allocate(count + extra, dtype, device)
+            self.flats.append(flat)
+            if extra:
+                self.riders = flat[count:]
+            offset = 0
+            for p in members:
+                # The parameter's own strides, so that a channels-last weight gets a channels-last gradient.
+                view = flat.as_strided(p.shape, _dense_strides(p), flat.storage_offset() + offset)
+                self._views.append((p, view))
+                offset += p.numel()
+        self.attach()
+
+    @property
+    def numel(self) -> int:
+        """How many gradient numbers there are."""
+        return sum(p.numel() for p in self.parameters)
+
+    def zero_(self) -> None:
+        """Forget the gradients and riders, keep the memory."""
+        for flat in self.flats:
+            flat.zero_()
+
+    def attach(self) -> None:
+        """Make every `.grad` a view of the buffer; what was put there otherwise is copied in first.
+
+        A user's own `zero_grad(set_to_none=True)` takes the views away: a missing gradient then counts as zero, and one
+        that autograd made anew is moved here.
+        """
+        for p, view in self._views:
+            grad = p.grad
+            if grad is view:
+                continue
+            if grad is None:
+                view.zero_()
+            else:
+                view.copy_(grad)
+            p.grad = view
+
+
+def _dense_strides(p: torch.Tensor) -> tuple[int, ...]:
+    is_dense = p.is_contiguous() or (p.dim() == 4 and p.is_contiguous(memory_format=torch.channels_last))
+    return p.stride() if is_dense else torch.empty(p.shape, device="meta").stride()

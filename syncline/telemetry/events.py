@@ -1,0 +1,146 @@
+"""The events of a run. One JSON object a line in `events.jsonl`, the kind under the key `event`, the time under `time`.
+
+Here: their types and their text form. Not here: who emits them (`recorder.py`, driver) and who reads them
+(`reader.py`, views, reports).
+"""
+
+from __future__ import annotations
+
+import time
+from typing import Any
+
+import msgspec
+
+__all__ = [
+    "CheckpointSaved", "Evaluated", "Event", "Logged", "Progress", "RunEnded", "RunStarted", "Summary", "Warned",
+    "WorkerFailure", "WorkerOutput", "WorkerReady", "from_dict", "to_dict", "to_line",
+]  # fmt: skip
+
+
+class _Event(msgspec.Struct, frozen=True, kw_only=True, tag_field="event"):
+    time: float = msgspec.field(default_factory=time.time)
+
+
+class RunStarted(_Event, frozen=True, kw_only=True, tag="run_started"):
+    """The plan is made and the workers are being started."""
+
+    run_dir: str
+    plan: dict[str, Any]
+    machine: dict[str, Any]
+    resumed_from_step: int | None = None
+
+
+class WorkerReady(_Event, frozen=True, kw_only=True, tag="worker_ready"):
+    """A worker is about to take its first step."""
+
+    rank: int
+    pid: int
+    parameters: int
+    collective: str
+
+
+class Progress(_Event, frozen=True, kw_only=True, tag="progress"):
+    """What one worker did since its last event of this kind."""
+
+    rank: int
+    epoch: int
+    step: int
+    samples: int
+    seconds: float
+    cursor: int
+    loss: float | None = None
+    accuracy: float | None = None
+    lr: float | None = None
+    phases: dict[str, float] = {}
+
+
+class Evaluated(_Event, frozen=True, kw_only=True, tag="evaluated"):
+    """The test data was evaluated after `epoch` epochs."""
+
+    epoch: int
+    step: int
+    metrics: dict[str, float]
+    seconds: float
+
+
+class Logged(_Event, frozen=True, kw_only=True, tag="logged"):
+    """Numbers that the user's own loop reported."""
+
+    rank: int
+    step: int
+    metrics: dict[str, float]
+
+
+class CheckpointSaved(_Event, frozen=True, kw_only=True, tag="checkpoint_saved"):
+    """A checkpoint is complete on disk."""
+
+    step: int
+    path: str
+    bytes: int
+    seconds: float
+
+
+class Warned(_Event, frozen=True, kw_only=True, tag="warned"):
+    """Something the user should know that did not stop the run."""
+
+    message: str
+    rank: int | None = None
+
+
+class WorkerOutput(_Event, frozen=True, kw_only=True, tag="worker_output"):
+    """A line that a worker's code printed."""
+
+    rank: int
+    text: str
+
+
+class WorkerFailure(_Event, frozen=True, kw_only=True, tag="worker_failure"):
+    """A worker ended before its work did; `message` is the first cause, whole."""
+
+    rank: int
+    message: str
+
+
+class RunEnded(_Event, frozen=True, kw_only=True, tag="run_ended"):
+    """The last event of a run that did not reach its end: why, and how to go on."""
+
+    reason: str
+    message: str
+
+
+class Summary(_Event, frozen=True, kw_only=True, tag="summary"):
+    """The last event of a run that reached its end."""
+
+    metrics: dict[str, float]
+    samples_per_s: float
+    seconds: float
+    steps: int
+    epochs: float
+    workers: int
+    run_dir: str
+    stopped_early: bool = False
+
+
+Event = (
+    RunStarted | WorkerReady | Progress | Evaluated | Logged | CheckpointSaved | Warned | WorkerOutput | WorkerFailure
+    | RunEnded | Summary
+)  # fmt: skip
+
+_encoder = msgspec.json.Encoder()
+
+
+def to_line(event: Event) -> bytes:
+    """The event as one line of JSON, without the newline."""
+    return _encoder.encode(event)
+
+
+def to_dict(event: Event) -> dict[str, Any]:
+    """The event as plain data, for the control channel."""
+    data: dict[str, Any] = msgspec.to_builtins(event)
+    return data
+
+
+def from_dict(data: dict[str, Any]) -> Event:
+    """The event that `to_dict` or a line of JSON described."""
+    event: Event = msgspec.convert(data, Event)
+    return event
