@@ -1,0 +1,1 @@
+"""Starting, watching and stopping processes. An engine knows nothing of training."""

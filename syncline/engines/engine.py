@@ -1,0 +1,51 @@
+"""What an engine does: launch, poll, stop.
+
+Here: the protocol and `Exit`. Not here: the engines (`local.py`), what a worker does once it runs (`workers/entry.py`),
+and what a death means for a run (`coordinator/`).
+"""
+
+from __future__ import annotations
+
+import signal
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Protocol
+
+from syncline.comms.control import Ticket
+
+__all__ = ["Engine", "Exit"]
+
+
+@dataclass(frozen=True)
+class Exit:
+    """How a worker's process ended: with a `code`, or by a `signal`."""
+
+    rank: int
+    pid: int
+    code: int | None
+    signal: int | None
+
+    def in_words(self) -> str:
+        """For people."""
+        if self.signal is not None:
+            return f"was killed by {signal.Signals(self.signal).name}"
+        return f"ended with exit code {self.code}"
+
+
+class Engine(Protocol):
+    """Processes for workers."""
+
+    def launch(self, ticket: Ticket, log: Path) -> None:
+        """Start a process that calls `run_worker(ticket)`; what it prints goes to `log`."""
+
+    def poll(self) -> list[Exit]:
+        """The workers that have ended since the last call. Does not wait."""
+
+    def kill(self) -> None:
+        """End all workers now."""
+
+    def close(self) -> None:
+        """End everything this engine started, and wait until it is gone."""
+
+    def fileno(self) -> int:
+        """A descriptor that becomes readable when `poll` has something to tell."""

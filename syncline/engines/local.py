@@ -1,0 +1,104 @@
+"""Workers as processes of this machine: the default engine.
+
+Here: `LocalEngine`, which owns a zygote (`zygote.py`) and through it the workers. The zygote starts importing torch as
+soon as the engine is made, while the driver still reads its configuration.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import select
+import socket
+import subprocess
+import sys
+from pathlib import Path
+
+import msgspec
+
+from syncline.comms.control import Ticket
+from syncline.engines.engine import Exit
+from syncline.errors import SynclineError
+
+__all__ = ["LocalEngine"]
+
+_CLOSE_TIMEOUT_S = 20.0
+_ENVIRONMENT = {
+    # Workers set their number of threads themselves; a zygote with threads could not be forked from.
+    "OMP_NUM_THREADS": "1",
+    "OPENBLAS_NUM_THREADS": "1",
+    "MKL_NUM_THREADS": "1",
+    # A local run speaks to itself only.
+    "GLOO_SOCKET_IFNAME": "lo",
+}
+
+
+class LocalEngine:
+    """An `Engine` on this machine."""
+
+    def __init__(self) -> None:
+        if sys.platform != "linux":
+            raise SynclineError(f"The local engine runs on Linux so far; this is {sys.platform}.")
+        self._socket, theirs = socket.socketpair()
+        with theirs:
+            self._zygote = subprocess.Popen(
+                [sys.executable, "-m", "syncline.engines.zygote", str(theirs.fileno())],
+                pass_fds=[theirs.fileno()],
+                env={**os.environ, **_ENVIRONMENT, "PYTHONPATH": _python_path()},
+                stdin=subprocess.DEVNULL,
+                # Ctrl-C in the terminal is for the driver alone.
+                start_new_session=True,
+            )
+        self._received = b""
+        self._closed = False
+
+    def launch(self, ticket: Ticket, log: Path) -> None:
+        """Fork a worker."""
+        log.parent.mkdir(parents=True, exist_ok=True)
+        self._send({"do": "launch", "ticket": msgspec.to_builtins(ticket), "log": str(log.resolve())})
+
+    def poll(self) -> list[Exit]:
+        """The workers that have ended."""
+        while select.select([self._socket], [], [], 0)[0]:
+            data = self._socket.recv(65536)
+            if not data:
+                code = self._zygote.wait(timeout=5)
+                raise SynclineError(
+                    f"The process that starts workers ended with exit code {code}. Its last words are above; "
+                    "if there are none, it was killed, perhaps for want of memory."
+                )
+            self._received += data
+        *lines, self._received = self._received.split(b"\n")
+        return [Exit(**json.loads(line)) for line in lines]
+
+    def kill(self) -> None:
+        """End all workers now."""
+        self._send({"do": "kill"})
+
+    def close(self) -> None:
+        """End the workers and the zygote."""
+        if self._closed:
+            return
+        self._closed = True
+        self._socket.close()  # the zygote takes this as the end
+        try:
+            self._zygote.wait(timeout=_CLOSE_TIMEOUT_S)
+        except subprocess.TimeoutExpired:
+            self._zygote.kill()  # the workers die with it
+            self._zygote.wait()
+
+    def fileno(self) -> int:
+        """Readable when a worker has ended."""
+        return self._socket.fileno()
+
+    def _send(self, order: dict[str, object]) -> None:
+        try:
+            self._socket.sendall(json.dumps(order).encode() + b"\n")
+        except OSError as error:
+            raise SynclineError(f"The process that starts workers is gone ({error}).") from error
+
+
+def _python_path() -> str:
+    """The zygote must find this very package, wherever it was imported from."""
+    root = str(Path(__file__).parents[2])
+    return os.pathsep.join(p for p in (root, os.environ.get("PYTHONPATH", "")) if p)

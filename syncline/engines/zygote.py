@@ -1,0 +1,144 @@
+"""The process that workers are forked from.
+
+Importing torch takes more than a second, and every worker needs it. So one process imports it once, computes nothing,
+and forks: a worker then exists in milliseconds, also the one that replaces another in the middle of a night. Having
+never computed, the zygote has no threads and no device, which is what makes forking safe.
+
+Here: the zygote's own program, started as `python -m syncline.engines.zygote FD`. Not here: its owner (`local.py`).
+It talks JSON lines over a socket. When the owner is gone it asks the workers to save and stop, and after a while ends
+them: nothing is left behind even when the driver is killed.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import json
+import os
+import selectors
+import signal
+import socket
+import sys
+import time
+from typing import Any, NoReturn
+
+__all__: list[str] = []
+
+_GRACE_S = 10.0
+
+
+def main() -> None:
+    """Import what workers need, then fork on demand until the owner is gone."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    owner = socket.socket(fileno=int(sys.argv[1]))
+    from syncline.workers import entry  # the import that all workers share  # noqa: F401
+    from syncline.workers.quick_start import without_compiler
+
+    without_compiler()
+    Zygote(owner).serve()
+
+
+class Zygote:
+    """Forks workers and tells the owner when one has ended."""
+
+    def __init__(self, owner: socket.socket) -> None:
+        self._owner = owner
+        self._selector = selectors.DefaultSelector()
+        self._selector.register(owner, selectors.EVENT_READ)
+        self._workers: dict[int, tuple[int, int]] = {}  # pid -> (rank, pidfd)
+        self._received = b""
+
+    def serve(self) -> None:
+        """Until the owner closes its end."""
+        while True:
+            for key, _ in self._selector.select():
+                if key.fileobj is self._owner:
+                    data = self._owner.recv(65536)
+                    if not data:
+                        self._end_workers()
+                        return
+                    self._received += data
+                    while b"\n" in self._received:
+                        line, self._received = self._received.split(b"\n", 1)
+                        self._obey(json.loads(line))
+                else:
+                    self._reap(key.data)
+
+    def _obey(self, order: dict[str, Any]) -> None:
+        if order["do"] == "launch":
+            pid = os.fork()
+            if pid == 0:
+                self._become_worker(order)
+            descriptor = os.pidfd_open(pid)
+            self._workers[pid] = (order["ticket"]["rank"], descriptor)
+            self._selector.register(descriptor, selectors.EVENT_READ, data=pid)
+        elif order["do"] == "kill":
+            self._signal_all(signal.SIGKILL)
+
+    def _reap(self, pid: int) -> None:
+        _, status = os.waitpid(pid, 0)
+        rank, descriptor = self._workers.pop(pid)
+        self._selector.unregister(descriptor)
+        os.close(descriptor)
+        code = os.waitstatus_to_exitcode(status)
+        report = {"rank": rank, "pid": pid, "code": code if code >= 0 else None, "signal": -code if code < 0 else None}
+        try:
+            self._owner.sendall(json.dumps(report).encode() + b"\n")
+        except OSError:
+            return  # the owner is gone; `serve` will see it
+
+    def _end_workers(self) -> None:
+        """The owner is gone. Workers save and stop at their next step; those that do not are killed."""
+        self._selector.unregister(self._owner)
+        self._signal_all(signal.SIGTERM)
+        deadline = time.monotonic() + _GRACE_S
+        while self._workers:
+            ready = self._selector.select(max(0.0, deadline - time.monotonic()))
+            for key, _ in ready:
+                self._reap(key.data)
+            if not ready:
+                self._signal_all(signal.SIGKILL)
+                deadline = time.monotonic() + 1.0
+
+    def _signal_all(self, number: int) -> None:
+        for _, descriptor in self._workers.values():
+            try:
+                signal.pidfd_send_signal(descriptor, number)
+            except ProcessLookupError:
+                continue
+
+    def _become_worker(self, order: dict[str, Any]) -> NoReturn:
+        code = 1
+        try:
+            self._owner.close()
+            self._selector.close()
+            for _, descriptor in self._workers.values():
+                os.close(descriptor)
+            _die_with_parent()
+            log = os.open(order["log"], os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
+            os.dup2(log, 1)
+            os.dup2(log, 2)
+            sys.stdout.reconfigure(line_buffering=True)  # type: ignore[union-attr]  # a real stream in this process
+            import msgspec
+
+            from syncline.comms.control import Ticket
+            from syncline.workers.entry import run_worker
+
+            code = run_worker(msgspec.convert(order["ticket"], Ticket))
+        except BaseException:
+            import traceback
+
+            traceback.print_exc()
+        finally:
+            sys.stdout.flush()
+            sys.stderr.flush()
+            # Not sys.exit: what the zygote registered to run at its own end is not the worker's to run.
+            os._exit(code)
+
+
+def _die_with_parent() -> None:
+    set_parent_death_signal = 1
+    ctypes.CDLL(None).prctl(set_parent_death_signal, signal.SIGKILL)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,335 @@
+"""Batch normalisation over the global batch, so that n workers compute what one process would.
+
+Here: `synchronise_batch_norm`, which makes the BatchNorm layers of a model share their statistics, and
+`take_part_without_samples`, for a worker whose share of a batch is empty. Not here: the sum itself (`comms`), how a
+global batch is cut into shares (`data`), how the gradients are combined afterwards (`strategies`). torch's own
+`SyncBatchNorm` refuses CPU tensors, hence this one.
+
+Notation (Ioffe & Szegedy, 2015), for one channel:
+
+    r             a worker; it holds n_r of the N samples of the global batch, and m_r of the m values
+    w_r           its share n_r / N
+    x_i, y_i      input and output at position i;  y_i = gamma * xhat_i + beta
+    mu, var       mean and biased variance of all m values;  xhat_i = (x_i - mu) / sigma,  sigma = sqrt(var + eps)
+
+**Forward.** Worker r knows its own mean mu_r and variance var_r. By Chan, Golub & LeVeque (1979)
+
+    mu  = sum_r (m_r / m) mu_r
+    var = sum_r (m_r / m) (var_r + (mu_r - mu)^2)
+
+which, unlike E[x^2] - mu^2, subtracts nothing large. It needs every (m_r, mu_r, var_r) rather than one sum of them,
+so each worker writes its own row of a table of zeros and the table is summed: one call, and exact, for adding zeros
+loses nothing. Every rank then computes with the same bits, hence the running statistics stay the same everywhere.
+
+**Backward.** One process would minimise L, the mean over N samples. Worker r calls backward on L_r, the mean over its
+own n_r samples; L = sum_r w_r L_r, and the gradients are later combined with the same weights. Let everything that
+flows backward in worker r be in its own scale, d_r v = (1 / w_r) dL/dv: at the loss this is what autograd starts
+with, and layers that treat samples separately keep the scale. Here the samples meet. In one process
+
+    dL/dx_i = (gamma / sigma) (dL/dy_i - (1/m) sum_j dL/dy_j - xhat_i (1/m) sum_j dL/dy_j xhat_j)
+
+where j runs over the values of all workers. With dL/dy_j = w_s d_s y_j for j in worker s,
+
+    S_1 = sum_s w_s sum_{j in s} d_s y_j,        S_2 = sum_s w_s sum_{j in s} d_s y_j xhat_j
+
+and division by w_r, back to the scale of worker r, gives
+
+    d_r x_i = (gamma / sigma) (d_r y_i - (S_1 + xhat_i S_2) / (w_r m))
+
+S_1 and S_2 are one weighted `sum_`. (If all samples have the same size, w_r m = m_r.) The parameters need no exchange:
+the local sums of d_r y_j xhat_j and d_r y_j, combined with the weights w_r, are dL/dgamma and dL/dbeta.
+
+The share w_r is read from the first dimension of the layer's input. So a model may fold other dimensions into the
+batch, or use every sample twice, as long as it does the same with all samples.
+"""
+
+from __future__ import annotations
+
+import copy
+import functools
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any, NamedTuple
+
+import torch
+from torch import nn
+from torch.autograd.function import once_differentiable
+from torch.nn.modules.batchnorm import _BatchNorm
+from torch.nn.modules.lazy import LazyModuleMixin
+
+from syncline.comms.collective import Collective
+from syncline.errors import ConfigError
+
+__all__ = ["has_global_batch_norm", "synchronise_batch_norm", "take_part_without_samples"]
+
+
+def synchronise_batch_norm(model: nn.Module, collective: Collective) -> nn.Module:
+    """Let every BatchNorm layer of `model` train with the statistics of the global batch; returns `model`.
+
+    The layers are changed in place: parameters, buffers, hooks and `state_dict` keys stay the same objects, so an
+    optimiser made before goes on working. Calling it again with another collective (a new View) connects the layers
+    to that one; with a collective of one worker they are torch's own again. In evaluation mode they always are.
+
+    From then on each training forward and each backward of a layer is a collective call: every worker must run the
+    model equally often, those without samples inside `take_part_without_samples`. Pickled layers are torch's own;
+    copies made by `copy.deepcopy` stay connected. Second derivatives are not available.
+    """
+    for name, module in model.named_modules():
+        if isinstance(module, _GlobalBatchNorm):
+            module.connect(collective)
+        elif isinstance(module, _BatchNorm) and collective.size > 1:
+            _check_convertible(name, module)
+            module.__class__ = _global_class(type(module))  # type: ignore[arg-type]  # mypy finds classes unhashable
+            assert isinstance(module, _GlobalBatchNorm)
+            module.connect(collective)
+    return model
+
+
+def has_global_batch_norm(model: nn.Module) -> bool:
+    """Whether a training step of `model` needs every worker, because its layers exchange statistics."""
+    return any(isinstance(module, _GlobalBatchNorm) for module in model.modules())
+
+
+@contextmanager
+def take_part_without_samples(model: nn.Module) -> Iterator[None]:
+    """Make a worker whose share is empty take part in the exchanges of its peers, and contribute nothing.
+
+        with take_part_without_samples(model):
+            loss(model(inputs), targets).backward()   # of any one sample; its result means nothing
+        # all gradients are zero now
+
+    The peers' calls follow the order in which they run their layers forward and backward. Only running the same model
+    and the same loss repeats that order in general, so that is what the worker does, with any sample it can get: the
+    layers count none of its values, and its gradients are set to zero at the end. An input of no samples, shape
+    (0, ...), has the same effect without this context manager, but much code cannot digest one
+    (`x.view(x.size(0), -1)` raises, a mean is NaN), whereas one sample suits every model. Metrics and buffers that
+    the model keeps for itself do see the sample.
+
+    A model without global batch normalisation needs nothing of the kind: see `has_global_batch_norm`.
+    """
+    layers = [module for module in model.modules() if isinstance(module, _GlobalBatchNorm)]
+    for layer in layers:
+        layer.counts_samples = False
+    try:
+        yield
+    finally:
+        for layer in layers:
+            layer.counts_samples = True
+    for parameter in model.parameters():
+        if parameter.grad is not None:
+            parameter.grad.zero_()  # not `= None`: a gradient may be a view of the strategy's buffer
+
+
+class _Statistics(NamedTuple):
+    """The global batch as one layer sees it, and this worker's place in it."""
+
+    mean: torch.Tensor
+    variance: torch.Tensor  # biased
+    values: float  # m, in each channel
+    share: float  # w_r
+
+
+class _GlobalBatchNorm(_BatchNorm):
+    """The training mode of a connected layer. Objects get this class by assignment; see `_global_class`."""
+
+    plain_class: type[_BatchNorm]
+    collective: Collective
+    counts_samples: bool
+
+    def connect(self, collective: Collective) -> None:
+        """Exchange statistics through `collective`, or become torch's own layer again if there is nobody else."""
+        if collective.size > 1:
+            self.collective = collective
+            self.counts_samples = True
+        else:
+            del self.collective, self.counts_samples
+            self.__class__ = self.plain_class  # type: ignore[assignment]  # the class it was made with
+
+    def forward(self, input: torch.Tensor) -> torch.Tensor:  # the name is torch's
+        """Normalise with the statistics of the global batch when training, else as torch does."""
+        if not self.training:
+            return super().forward(input)
+        self._check_input_dim(input)  # type: ignore[no-untyped-call]  # torch leaves it untyped
+        dtype = _statistics_dtype(input, self.weight, self.bias)
+        statistics = _global_statistics(input.detach(), dtype, self.counts_samples, self.collective)
+        if self.track_running_stats:
+            self._track(statistics)
+        output: torch.Tensor = _Normalise.apply(  # type: ignore[no-untyped-call]  # torch leaves it untyped
+            input, self.weight, self.bias, statistics, self.eps, self.collective
+        )
+        return output
+
+    @torch.no_grad()
+    def _track(self, statistics: _Statistics) -> None:
+        """Move the running statistics: by `momentum`, or with momentum None so that all batches weigh the same."""
+        factor = self.momentum
+        if self.num_batches_tracked is not None:
+            self.num_batches_tracked.add_(1)
+            if factor is None:
+                factor = 1.0 / float(self.num_batches_tracked)
+        if self.running_mean is None or self.running_var is None:
+            return
+        assert factor is not None, "torch counts batches wherever it keeps running statistics"
+        unbiased = statistics.variance * (statistics.values / (statistics.values - 1.0))
+        self.running_mean.lerp_(statistics.mean.to(self.running_mean.dtype), factor)
+        self.running_var.lerp_(unbiased.to(self.running_var.dtype), factor)
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> _GlobalBatchNorm:
+        """A copy on the same collective, which itself cannot be copied: it is a connection."""
+        clone = type(self).__new__(type(self))
+        memo[id(self)] = clone
+        memo[id(self.collective)] = self.collective
+        clone.__dict__.update(copy.deepcopy(self.__dict__, memo))
+        return clone
+
+    def __reduce_ex__(self, protocol: Any) -> tuple[Callable[..., Any], tuple[type[_BatchNorm]], dict[str, Any]]:
+        """Pickle as torch's own layer: a connection has no meaning in another process."""
+        del protocol
+        state = {key: value for key, value in self.__dict__.items() if key not in ("collective", "counts_samples")}
+        return _new, (self.plain_class,), state
+
+
+@functools.cache
+def _global_class(plain: type[_BatchNorm]) -> type[_GlobalBatchNorm]:
+    """`plain` with the global training mode in front; a class of its own so that users' subclasses stay theirs."""
+    names = {"plain_class": plain, "__module__": plain.__module__, "__doc__": plain.__doc__}
+    return type(plain.__name__, (_GlobalBatchNorm, plain), names)
+
+
+def _new(plain: type[_BatchNorm]) -> _BatchNorm:
+    """An empty layer for unpickling, which then restores its state."""
+    return plain.__new__(plain)
+
+
+def _check_convertible(name: str, module: _BatchNorm) -> None:
+    kind = type(module).__name__
+    if isinstance(module, LazyModuleMixin) and module.has_uninitialized_params():
+        raise ConfigError(
+            f"Layer {name!r} is a {kind} that does not know its size yet, so it cannot be synchronised between "
+            "workers. Run the model once on one batch before training, or give the layer its num_features."
+        )
+    if type(module).forward is not _BatchNorm.forward:
+        raise ConfigError(
+            f"Layer {name!r} is a {kind}, a batch normalisation with a forward of its own, so Syncline cannot make it "
+            "use the statistics of the global batch, and several workers would not compute what one computes. Use "
+            "nn.BatchNorm1d, 2d or 3d (Syncline synchronises them itself), or train with one worker."
+        )
+
+
+def _statistics_dtype(x: torch.Tensor, weight: torch.Tensor | None, bias: torch.Tensor | None) -> torch.dtype:
+    """What torch's kernels want: statistics like the parameters, which may be wider than the input."""
+    for parameter in (weight, bias):
+        if parameter is not None:
+            return parameter.dtype
+    return torch.promote_types(x.dtype, torch.float32)
+
+
+@torch.no_grad()
+def _global_statistics(
+    x: torch.Tensor, dtype: torch.dtype, counts_samples: bool, collective: Collective
+) -> _Statistics:
+    """Mean and variance of each channel over all workers: one `sum_` of a table with a row for each of them."""
+    channels = x.shape[1]
+    # At least single precision: the table also holds counts, which half precision cannot.
+    table_dtype = torch.promote_types(dtype, torch.float32)
+    table = torch.zeros(collective.size, 2 + 2 * channels, dtype=table_dtype, device=x.device)
+    if counts_samples and x.numel() > 0:
+        # The kernel moves running statistics in passing; given some of a wider type than x, it computes in that type.
+        scratch = None if dtype == x.dtype else torch.zeros(channels, dtype=dtype, device=x.device)
+        mean, variance = torch.ops.aten.batch_norm_update_stats(x, scratch, scratch, 0.0)
+        row = table[collective.rank]
+        row[0] = x.shape[0]
+        row[1] = x.numel() // channels
+        row[2 : 2 + channels] = mean
+        row[2 + channels :] = variance
+    collective.sum_(table)
+
+    samples, count = table[:, :2].sum(0).tolist()
+    if count <= 1:
+        raise ConfigError(
+            f"All {collective.size} workers together have {count:g} value(s) for each channel of a batch normalisation "
+            f"(this worker's input has shape {tuple(x.shape)}), and one value has no variance. Use a global batch of "
+            "2 samples or more, also at the end of an epoch."
+        )
+    fraction = table[:, 1:2] / count
+    means, variances = table[:, 2:].chunk(2, dim=1)
+    mean = (fraction * means).sum(0)
+    variance = (fraction * (variances + (means - mean).square())).sum(0)
+    share = float(table[collective.rank, 0]) / samples
+    return _Statistics(mean.to(dtype), variance.to(dtype), count, share)
+
+
+class _Normalise(torch.autograd.Function):
+    """y = gamma * xhat + beta, with the backward derived at the top of this file."""
+
+    @staticmethod
+    def forward(
+        ctx: Any,
+        x: torch.Tensor,
+        weight: torch.Tensor | None,
+        bias: torch.Tensor | None,
+        statistics: _Statistics,
+        eps: float,
+        collective: Collective,
+    ) -> torch.Tensor:
+        """Torch's evaluation kernel, fed with the statistics of the global batch."""
+        mean, variance = statistics.mean, statistics.variance
+        ctx.save_for_backward(x, weight, mean, variance)
+        ctx.values, ctx.share = statistics.values, statistics.share
+        ctx.eps, ctx.collective = eps, collective
+        return torch.native_batch_norm(x, weight, bias, mean, variance, False, 0.0, eps)[0]
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, dy: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
+        """Local sums, one exchange if the input needs a gradient, and d_r x as one linear combination of dy and x."""
+        x, weight, mean, variance = ctx.saved_tensors
+        if dy.stride() != x.stride():
+            dy = torch.empty_like(x).copy_(dy)  # the kernels are much faster on one common layout
+        if x.numel() > 0:
+            _, dy_xhat, dy_sum = torch.ops.aten.native_batch_norm_backward(
+                dy, x, weight, mean, variance, None, None, False, ctx.eps, [False, True, True]
+            )
+        else:  # the kernel divides by the number of samples, and the process would die of SIGFPE
+            dy_xhat, dy_sum = torch.zeros_like(mean), torch.zeros_like(mean)
+
+        dx = None
+        if ctx.needs_input_grad[0]:
+            dx = _input_gradient(ctx, dy, x, weight, mean, variance, torch.stack((dy_sum, dy_xhat)))
+        return (
+            dx,
+            dy_xhat if ctx.needs_input_grad[1] else None,
+            dy_sum if ctx.needs_input_grad[2] else None,
+            None,
+            None,
+            None,
+        )
+
+
+def _input_gradient(
+    ctx: Any,
+    dy: torch.Tensor,
+    x: torch.Tensor,
+    weight: torch.Tensor | None,
+    mean: torch.Tensor,
+    variance: torch.Tensor,
+    local_sums: torch.Tensor,
+) -> torch.Tensor:
+    share: float = ctx.share
+    eps: float = ctx.eps
+    sums = local_sums.to(torch.promote_types(local_sums.dtype, torch.float32))
+    if share == 0.0:
+        sums.zero_()  # a weight of zero would let NaN through
+    ctx.collective.sum_(sums, share)
+
+    inverse_sigma = (variance + eps).rsqrt()
+    scale = inverse_sigma if weight is None else weight * inverse_sigma
+    by_channel = (1, -1) + (1,) * (x.dim() - 2)
+    if share == 0.0:
+        return dy * scale.view(by_channel).to(x.dtype)  # empty, or of a sample that does not count
+    s1, s2 = (sums / (share * ctx.values)).to(scale.dtype)
+    # scale * (dy - s1 - xhat * s2), sorted into (offset + x * slope) + dy * scale: two passes over memory.
+    slope = -scale * s2 * inverse_sigma
+    offset = -scale * s1 - slope * mean
+    dx = torch.addcmul(offset.view(by_channel), x, slope.view(by_channel))
+    return dx.addcmul_(dy, scale.view(by_channel)).to(x.dtype)

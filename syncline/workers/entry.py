@@ -1,0 +1,96 @@
+"""Where a worker process starts, on every engine: join the run, do its part, say how it went.
+
+Here: `run_worker`. Not here: how the process came to be (`engines/`).
+"""
+
+from __future__ import annotations
+
+import copy
+import os
+import runpy
+import signal
+import sys
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from syncline import payload
+from syncline.checkpoint import store
+from syncline.comms.control import Finished, Ticket
+from syncline.errors import ConfigError
+from syncline.task import Script, Task
+from syncline.telemetry.run_dir import RunDir
+from syncline.workers import own_loop
+from syncline.workers.build import build_model, build_sources
+from syncline.workers.failure import describe_failure
+from syncline.workers.job import Job
+from syncline.workers.link import Link
+from syncline.workers.loop import train
+from syncline.workers.runtime import Runtime
+
+__all__ = ["load_trained_model", "run_worker"]
+
+
+def run_worker(ticket: Ticket) -> int:
+    """Take part in the run that `ticket` names; the process's exit code is returned."""
+    link = Link(ticket, os.getpid())
+    runtime: Runtime | None = None
+    try:
+        # Ctrl-C is the driver's to handle; a polite request to end means: save and stop at the next step.
+        signal.signal(signal.SIGINT, signal.SIG_IGN)
+        signal.signal(signal.SIGTERM, lambda *_: setattr(link, "stop_wanted", True))
+        sys.path[:] = link.welcome.python_path
+        os.chdir(link.welcome.working_dir)
+        runtime = Runtime.connected(link)
+        what = payload.read(Path(link.welcome.payload_path))
+        stopped_early, summary = _run_script(what, runtime) if isinstance(what, Script) else _run_task(what, runtime)
+        runtime.close()
+        link.send(Finished(link.rank, stopped_early, summary))
+        return 0
+    except BaseException as error:
+        step, samples = runtime.in_flight if runtime else (0, None)
+        shown = [int(s) for s in samples[:8]] if samples is not None else []
+        link.send(describe_failure(error, rank=link.rank, step=step, samples=shown))
+        if runtime is not None:
+            runtime.collective.abort()  # nobody should wait for this worker any more
+        return 1
+    finally:
+        link.close()
+
+
+def _run_task(task: Task, runtime: Runtime) -> tuple[bool, dict[str, Any]]:
+    job = Job(task, runtime)
+    position = train(job)
+    stopped_early = not job.is_complete(position)
+    if not stopped_early and job.plan.evaluate_every:
+        job.evaluate(position)
+    runtime.save_last(position, lambda: job.state(position))
+    return stopped_early, runtime.summary(position, job.metrics)
+
+
+def _run_script(script: Script, runtime: Runtime) -> tuple[bool, dict[str, Any]]:
+    worker = own_loop.connect(runtime)
+    sys.argv = [script.path, *script.arguments]
+    sys.path.insert(0, str(Path(script.path).parent))
+    try:
+        runpy.run_path(script.path, run_name="__main__")
+    except own_loop.LoopStopped:
+        return True, worker.finish()
+    except SystemExit as leaving:
+        if leaving.code not in (None, 0):
+            raise RuntimeError(f"The script ended with exit code {leaving.code}.") from None
+    return False, worker.finish()
+
+
+def load_trained_model(what: Task | Script, run_dir: RunDir) -> torch.nn.Module:
+    """The model of a run with the weights of its last checkpoint, in evaluation mode."""
+    if isinstance(what, Script):
+        raise ConfigError(
+            "A script's model is its own: build it as the script does, and load the checkpoint's 'model' into it."
+        )
+    _, state, _ = store.newest_sound(run_dir.checkpoints)
+    train_source, _ = build_sources(what)
+    model = copy.deepcopy(build_model(what, train_source, seed=0))
+    model.load_state_dict(state["model"])
+    return model.eval()

@@ -1,0 +1,70 @@
+"""Evaluating a model on the test data, exactly, by all workers together.
+
+The test data is cut into blocks of a fixed size, and the blocks are dealt to the workers; what each block came to is
+gathered and added up in block order. So no sample is left out or counted twice, and the result does not depend on the
+number of workers.
+"""
+
+from __future__ import annotations
+
+import io
+from typing import Any
+
+import numpy as np
+import torch
+
+from syncline.algorithms.partition import share, split
+from syncline.comms.collective import Collective
+from syncline.data.source import Source
+from syncline.workers.build import Loss
+from syncline.workers.compute import loss_of, to_device
+from syncline.workers.metrics import MetricSet
+
+__all__ = ["evaluate"]
+
+_BLOCK = 256
+
+
+def evaluate(
+    model: torch.nn.Module,
+    loss: Loss,
+    metrics: MetricSet,
+    test: Source,
+    collective: Collective,
+    device: torch.device,
+) -> dict[str, float]:
+    """The loss and the metrics over all test samples, under `test/...`; the same on every worker."""
+    was_training = model.training
+    model.eval()
+    blocks = split(len(test), -(-len(test) // _BLOCK))
+    first, last = share(len(blocks), collective.size, collective.rank)
+    results: list[tuple[int, float, dict[str, Any]]] = []
+    with torch.inference_mode():
+        for low, high in blocks[first:last]:
+            batch = to_device(test.fetch(np.arange(low, high)), device)
+            value, output, target = loss_of(model, loss, batch)
+            states = metrics.states(output, target) if isinstance(target, torch.Tensor) else {}
+            results.append((high - low, float(value), states))
+    model.train(was_training)
+    stream = io.BytesIO()
+    torch.save(results, stream)
+    everything = [
+        block
+        for payload in collective.gather(stream.getvalue())
+        for block in torch.load(io.BytesIO(payload), weights_only=True)
+    ]
+    mean_loss = sum(count * value for count, value, _ in everything) / len(test)
+    if not results:  # a worker without a block of its own still has to know its metrics
+        _learn_outputs(model, metrics, test, device)
+    computed = metrics.compute([states for _, _, states in everything])
+    return {"test/loss": mean_loss, **{f"test/{name}": value for name, value in computed.items()}}
+
+
+def _learn_outputs(model: torch.nn.Module, metrics: MetricSet, test: Source, device: torch.device) -> None:
+    batch = to_device(test.fetch([0]), device)
+    was_training = model.training
+    model.eval()
+    with torch.inference_mode():
+        _, output, target = loss_of(model, lambda o, _t: o.sum(), batch)
+        metrics.states(output, target)
+    model.train(was_training)

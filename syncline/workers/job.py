@@ -1,0 +1,195 @@
+"""Everything that the training loop uses, built once from a task and a runtime.
+
+Here: `Job`. Its methods are the moments that `loop.py` puts in order.
+"""
+
+from __future__ import annotations
+
+import math
+import time
+from typing import Any, NamedTuple
+
+import torch
+
+from syncline.data.order import Position, SampleOrder, Share
+from syncline.data.prefetch import Ahead, Fetched, fetch
+from syncline.data.source import DatasetSource
+from syncline.errors import NonFiniteLoss, PeerLost
+from syncline.task import Task
+from syncline.telemetry.events import Evaluated, Warned
+from syncline.workers.batch_norm import has_global_batch_norm, take_part_without_samples
+from syncline.workers.build import build_loss, build_model, build_optimizer, build_schedule, build_sources
+from syncline.workers.compute import correct_fraction, loss_of, pieces, to_device
+from syncline.workers.evaluate import evaluate
+from syncline.workers.metrics import MetricSet
+from syncline.workers.runtime import Runtime
+from syncline.workers.step import Outcome, Update
+
+__all__ = ["Job", "Local"]
+
+
+class Local(NamedTuple):
+    """What this worker's share came to."""
+
+    loss: float
+    correct: float | None
+
+
+class Job:
+    """A task being trained by one worker."""
+
+    def __init__(self, task: Task, runtime: Runtime) -> None:
+        plan = runtime.plan
+        self.runtime, self.plan = runtime, plan
+        self.recorder, self.device = runtime.recorder, runtime.device
+        self.train_source, self._test = build_sources(task)
+        self.order = SampleOrder(seed=plan.seed, count=len(self.train_source), batch=plan.batch)
+        self._loss = build_loss(task.loss)  # type: ignore[arg-type]  # Task.with_defaults has filled it in
+        self._metrics = MetricSet(task.metrics)  # type: ignore[arg-type]  # likewise
+        model = build_model(task, self.train_source, plan.seed).to(self.device)
+        model.train()
+        optimizer = build_optimizer(task, model.parameters())
+        self._schedule = build_schedule(
+            task.schedule,  # type: ignore[arg-type]  # likewise
+            optimizer,
+            total_steps=plan.total_steps,
+            epochs=plan.epochs,
+        )
+        self.start, state = runtime.load_checkpoint()
+        if state is not None and self._schedule is not None and state["schedule"] is not None:
+            self._schedule.scheduler.load_state_dict(state["schedule"])
+        self.metrics: dict[str, float] = dict(state["metrics"]) if state is not None else {}
+        self.replica, self.exchange = runtime.replicate(model, optimizer, state)
+        self.update = Update(
+            self.replica, self.exchange, self.recorder, clip_norm=task.clip_norm, stop_wanted=runtime.stop_wanted
+        )
+        self._evaluated_at = -1
+        self._skipped = 0
+
+    @property
+    def lr(self) -> float:
+        """The learning rate now."""
+        return float(self.replica.optimizer.param_groups[0]["lr"])
+
+    def fetch_ahead(self, start: Position) -> Ahead[Fetched]:
+        """This worker's share of every step from `start` to the end, read ahead of time."""
+        loaders = self.plan.loaders
+        if loaders is None:
+            loaders = 1 if isinstance(self.train_source, DatasetSource) else 0
+        shares = self.order.shares(start, rank=self.runtime.rank, size=self.plan.size, epochs=self.plan.epochs)
+        return Ahead(fetch(self.train_source, shares, loaders=loaders, seed=self.plan.seed))
+
+    def to_device(self, batch: Any) -> Any:
+        """The batch where the model is."""
+        return to_device(batch, self.device)
+
+    def seed_step(self, position: Position) -> None:
+        """Make what is random in the step depend on nothing but where it is."""
+        self.runtime.seed_step(position.step)
+
+    def forward_and_backward(self, share: Share, batch: Any) -> Local:
+        """This worker's gradients, into the flat buffer; in pieces if memory demands."""
+        self.runtime.in_flight = (share.position.step, share.indices)
+        self.replica.gradients.zero_()
+        if len(share.indices) == 0:
+            return self._without_samples(batch)
+        total_loss, total_correct = 0.0, 0.0
+        fraction: float | None = None
+        for piece, part in pieces(batch, len(share.indices), self.plan.accumulate):
+            loss, output, target = loss_of(self.replica.model, self._loss, piece)
+            self.recorder.mark("forward")
+            torch.autograd.backward(loss if part == 1.0 else loss * part)
+            self.recorder.mark("backward")
+            total_loss += float(loss.detach()) * part
+            fraction = correct_fraction(output, target)
+            total_correct += (fraction or 0.0) * part
+        return Local(total_loss, None if fraction is None else total_correct)
+
+    def after_update(self, outcome: Outcome) -> None:
+        """Advance the schedule and remember the loss."""
+        if outcome.is_finite and outcome.loss is not None:
+            self.metrics["train/loss"] = outcome.loss
+        if self._schedule is not None and outcome.is_finite:
+            self._schedule.after_step()
+
+    def on_non_finite(self, share: Share, loss: float, position: Position) -> None:
+        """The loss is NaN or infinite somewhere; all workers know it. Nothing was updated."""
+        mine = not math.isfinite(loss)
+        if self.plan.on_nan == "skip":
+            if mine:
+                self._skipped += 1
+                self.recorder.emit(Warned(rank=self.runtime.rank, message=f"{self._where(share, loss)} Step skipped."))
+            return
+        if not mine:
+            raise PeerLost("Another worker's loss is not finite.")
+        last = f" The learning rate was {self.lr:g}." if position.step else ""
+        raise NonFiniteLoss(
+            f"{self._where(share, loss)}{last} Nothing was updated with it. Lower the learning rate, set --clip-norm 1, "
+            "look at these samples, or go "
+            "on without such steps with --on-nan skip."
+        )
+
+    def after_epoch(self, position: Position) -> None:
+        """Evaluate, if the plan says so."""
+        self.recorder.flush(position, self.lr)
+        if self._schedule is not None:
+            self._schedule.after_epoch(self.metrics.get("train/loss", 0.0))
+        every = self.plan.evaluate_every
+        if every and position.epoch % every == 0:
+            self.evaluate(position)
+        self.recorder.start()
+
+    def evaluate(self, position: Position) -> None:
+        """Evaluate on the test data, unless that was done at this very step."""
+        if self._test is None or len(self._test) == 0 or self._evaluated_at == position.step:
+            return
+        start = time.perf_counter()
+        if self.plan.batch_norm == "local":
+            for buffer in self.replica.model.buffers():
+                self.runtime.collective.broadcast_(buffer)  # rank 0's statistics are the run's
+        result = evaluate(
+            self.replica.model, self._loss, self._metrics, self._test, self.runtime.collective, self.device
+        )
+        self.metrics.update(result)
+        self._evaluated_at = position.step
+        if self.runtime.rank == 0:
+            seconds = time.perf_counter() - start
+            self.recorder.emit(Evaluated(epoch=position.epoch, step=position.step, metrics=result, seconds=seconds))
+
+    def is_complete(self, position: Position) -> bool:
+        """Whether the plan is fulfilled."""
+        return position.step >= self.plan.total_steps or position.epoch >= self.plan.epochs
+
+    def checkpoint_if_due(self, position: Position) -> None:
+        """Save in the background if it is time to."""
+        self.runtime.checkpoint_if_due(position, lambda: self.state(position))
+
+    def state(self, position: Position) -> dict[str, Any]:
+        """All that is needed to go on from `position` as if nothing had happened."""
+        return {
+            "position": {"epoch": position.epoch, "cursor": position.cursor, "step": position.step},
+            "model": self.replica.model.state_dict(),
+            "optimizer": self.replica.optimizer.state_dict(),
+            "schedule": self._schedule.scheduler.state_dict() if self._schedule is not None else None,
+            "exchange": self.exchange.state_dict(),
+            "metrics": dict(self.metrics),
+        }
+
+    def _without_samples(self, batch: Any) -> Local:
+        """A share without samples adds nothing, but batch-norm layers of the others wait for this worker."""
+        if has_global_batch_norm(self.replica.model):
+            with take_part_without_samples(self.replica.model):
+                loss, _, _ = loss_of(self.replica.model, self._loss, batch)
+                torch.autograd.backward(loss)
+        with torch.no_grad():
+            self.replica.gradients.zero_()
+        self.recorder.mark("forward")
+        return Local(0.0, 0.0)
+
+    def _where(self, share: Share, loss: float) -> str:
+        shown = ", ".join(str(int(i)) for i in share.indices[:8])
+        more = f" and {len(share.indices) - 8} more" if len(share.indices) > 8 else ""
+        return (
+            f"The loss became {loss} on worker {self.runtime.rank} at step {share.position.step} "
+            f"(epoch {share.position.epoch + 1}), samples {shown}{more}."
+        )

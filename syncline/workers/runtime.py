@@ -1,0 +1,225 @@
+"""What a worker process has, whichever loop runs in it: its place in the plan, its line to the others, its checkpoints.
+
+Here: `Runtime`, and how it is made for a worker of a run (`connected`) and for a script that runs alone (`alone`). Not
+here: the loops (`loop.py` with `job.py`, `own_loop.py`).
+"""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from syncline.checkpoint import store
+from syncline.checkpoint.writer import CheckpointWriter
+from syncline.comms.collective import Collective, Solo
+from syncline.comms.segment import Segment
+from syncline.comms.shared_memory import SharedMemory, SharedMemoryFull
+from syncline.data.order import Position, step_seed
+from syncline.errors import CheckpointError
+from syncline.plan.plan import Plan, WorkerPlan
+from syncline.strategies.exchange import Exchange, Replica
+from syncline.strategies.gradients import GradientBuffer
+from syncline.strategies.presets import make_exchange
+from syncline.telemetry.events import CheckpointSaved, Warned, WorkerReady
+from syncline.telemetry.recorder import Recorder
+from syncline.telemetry.run_dir import RunDir
+from syncline.workers.batch_norm import synchronise_batch_norm
+from syncline.workers.link import Link
+from syncline.workers.step import RIDERS
+
+__all__ = ["Runtime"]
+
+_STORE_PREFIX = "view-0"
+
+
+class Runtime:
+    """A worker's place in a run."""
+
+    def __init__(self, plan: Plan, rank: int, collective: Collective, recorder: Recorder) -> None:
+        self.plan, self.rank = plan, rank
+        self.device = torch.device(plan.workers[rank].device)
+        self.collective = collective
+        self.recorder = recorder
+        self.stop_wanted: Callable[[], bool] = lambda: False
+        self.in_flight: tuple[int, np.ndarray] = (0, np.empty(0, np.int64))
+        self.run_dir: RunDir | None = None
+        self.checkpoint_path: Path | None = None
+        self._link: Link | None = None
+        self._writer: CheckpointWriter | None = None
+        self._last_save_s = time.monotonic()
+
+    @classmethod
+    def connected(cls, link: Link) -> Runtime:
+        """A worker of a run, as the coordinator's welcome says."""
+        plan = Plan.from_dict(link.welcome.plan)
+        torch.set_num_threads(plan.workers[link.rank].threads)
+        runtime = cls(plan, link.rank, _open_collective(plan, link), link.recorder)
+        link.guard(runtime.collective)
+        runtime._link = link
+        runtime.stop_wanted = lambda: link.stop_wanted
+        runtime.run_dir = RunDir(Path(link.welcome.run_dir))
+        runtime.checkpoint_path = Path(link.welcome.checkpoint_path) if link.welcome.checkpoint_path else None
+        if runtime.rank == 0:
+            runtime._writer = CheckpointWriter(
+                runtime.run_dir.checkpoints,
+                keep=plan.keep_checkpoints,
+                on_saved=runtime._report_saved,
+                on_failed=runtime._report_not_saved,
+            )
+        return runtime
+
+    @classmethod
+    def alone(cls) -> Runtime:
+        """One worker that nobody started: the user's script, run as it is."""
+        worker = WorkerPlan(rank=0, host="localhost", device="cpu", threads=torch.get_num_threads())
+        return cls(_plan_of_one(worker), 0, Solo(), Recorder(0))
+
+    def replicate(
+        self, model: torch.nn.Module, optimizer: torch.optim.Optimizer, state: dict[str, Any] | None
+    ) -> tuple[Replica, Exchange]:
+        """Make `model` and `optimizer` this worker's replica, from a checkpoint's `state` if there is one.
+
+        The model is on its device already. Without room in shared memory for the gradients, all workers fall back to
+        torch.distributed together.
+        """
+        if state is not None:
+            model.load_state_dict(state["model"])
+            optimizer.load_state_dict(state["optimizer"])
+        try:
+            gradients = GradientBuffer(model.parameters(), self.collective, RIDERS)
+        except SharedMemoryFull as error:
+            self.warn(f"Too little shared memory ({error}): exchanging through torch.distributed, which is slower.")
+            self.collective = self._open_process_group()
+            gradients = GradientBuffer(model.parameters(), self.collective, RIDERS)
+        if self.plan.batch_norm == "global":
+            synchronise_batch_norm(model, self.collective)
+        replica = Replica(model, optimizer, gradients, self.collective)
+        exchange = make_exchange(self.plan.strategy, replica)
+        if state is not None:
+            exchange.load_state_dict(state["exchange"])
+        exchange.begin()
+        self.recorder.emit(
+            WorkerReady(
+                rank=self.rank,
+                pid=os.getpid(),
+                parameters=sum(p.numel() for p in model.parameters()),
+                collective=type(self.collective).__name__,
+            )
+        )
+        return replica, exchange
+
+    def load_checkpoint(self) -> tuple[Position, dict[str, Any] | None]:
+        """Where to start, and the state to start from if this run goes on with an earlier one."""
+        if self.checkpoint_path is None:
+            return Position(), None
+        wanted = [c for c in store.checkpoints_in(self.checkpoint_path.parent) if c.path == self.checkpoint_path]
+        if not wanted:
+            raise CheckpointError(f"The checkpoint {self.checkpoint_path} is gone.")
+        state = store.load(wanted[0])
+        return Position(**state["position"]), state
+
+    def seed_step(self, step: int) -> None:
+        """Make everything random in this step a function of (seed, step, rank) alone."""
+        seed = step_seed(self.plan.seed, step, self.rank)
+        torch.default_generator.manual_seed(seed)
+        if self.device.type == "cuda":
+            torch.cuda.manual_seed(seed)
+        elif self.device.type == "mps":
+            torch.mps.manual_seed(seed)
+
+    def checkpoint_if_due(self, position: Position, state: Callable[[], dict[str, Any]]) -> None:
+        """Save in the background if it is time to. Only rank 0 saves: the replicas are equal."""
+        if self._writer is None:
+            return
+        every = self.plan.checkpoint_every_steps
+        now = time.monotonic()
+        by_step = every is not None and position.step % every == 0
+        if (by_step or now - self._last_save_s >= self.plan.checkpoint_every_s) and self._writer.save_if_idle(
+            position.step, state
+        ):
+            self._last_save_s = now
+
+    def save_last(self, position: Position, state: Callable[[], dict[str, Any]]) -> None:
+        """Save and wait until it is on disk."""
+        if self._writer is not None:
+            self._writer.save_last(position.step, state())
+
+    def summary(self, position: Position, metrics: dict[str, float]) -> dict[str, Any]:
+        """What the driver tells at the end."""
+        return {
+            "metrics": metrics,
+            "steps": position.step,
+            "epochs": position.epoch + (position.cursor / self.plan.train_samples if self.plan.train_samples else 0.0),
+            "samples": self.recorder.total_samples,
+            "seconds": self.recorder.total_seconds,
+        }
+
+    def warn(self, message: str) -> None:
+        """Tell the user, once for all workers."""
+        if self.rank == 0:
+            self.recorder.emit(Warned(message=message))
+
+    def close(self) -> None:
+        """Finish the checkpoint being written and leave the others."""
+        if self._writer is not None:
+            self._writer.close()
+        self.collective.close()
+
+    def _open_process_group(self) -> Collective:
+        assert self._link is not None, "a worker alone has ordinary memory, which does not run out this way"
+        collective = _process_group(self.plan, self._link)
+        self._link.guard(collective)
+        return collective
+
+    def _report_saved(self, checkpoint: store.Checkpoint, seconds: float) -> None:
+        self.recorder.emit(
+            CheckpointSaved(
+                step=checkpoint.step, path=str(checkpoint.path), bytes=checkpoint.size_bytes, seconds=seconds
+            )
+        )
+
+    def _report_not_saved(self, error: CheckpointError) -> None:
+        self.recorder.emit(Warned(message=f"{error} Training goes on."))
+
+
+def _open_collective(plan: Plan, link: Link) -> Collective:
+    if plan.collective == "solo":
+        return Solo()
+    if plan.collective == "process-group":
+        return _process_group(plan, link)
+    assert link.welcome.control_segment is not None, "the coordinator made a control segment for this plan"
+    return SharedMemory(
+        Segment.attach(link.welcome.control_segment),
+        rank=link.rank,
+        size=plan.size,
+        timeout_s=plan.exchange_timeout_s,
+        limit_bytes=plan.shared_memory_bytes,
+    )
+
+
+def _process_group(plan: Plan, link: Link) -> Collective:
+    # torch.distributed is loaded only where it is used.
+    from syncline.comms.process_group import ProcessGroup
+    from syncline.comms.store import connect_store
+
+    address = link.request_store()
+    device = torch.device(plan.workers[link.rank].device)
+    store_ = connect_store(address.host, address.port, _STORE_PREFIX, plan.exchange_timeout_s)
+    return ProcessGroup(store_, rank=link.rank, size=plan.size, device=device, timeout_s=plan.exchange_timeout_s)
+
+
+def _plan_of_one(worker: WorkerPlan) -> Plan:
+    from syncline.config.run import RunConfig
+    from syncline.plan.machine import Machine
+    from syncline.plan.planner import TaskFacts, make_plan
+
+    facts = TaskFacts(kind="own-loop", model="script", data="script", fingerprint="")
+    plan = make_plan(facts, RunConfig(workers=1), Machine.here(), "cpu")
+    return replace(plan, workers=(worker,))
