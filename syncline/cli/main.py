@@ -1,0 +1,181 @@
+"""`syncline`: the commands.
+
+Here: what each command takes and calls. Not here: the work (`driver.py`), the flags that come from the configuration
+(`flags.py`), finding a task (`tasks.py`).
+"""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from syncline import __version__
+from syncline.cli.flags import with_run_options
+from syncline.errors import Interrupted, SynclineError
+
+__all__ = ["app", "main"]
+
+app = typer.Typer(
+    name="syncline",
+    help="Train any PyTorch model on many workers, at any rhythm, and never lose work.",
+    epilog="First time here? Try: syncline train mlp --data digits --workers 2",
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
+
+_Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="Show only warnings and the result.")]
+_Json = Annotated[bool, typer.Option("--json", help="One JSON object a line; the last one is the summary.")]
+_Loss = Annotated[
+    str | None, typer.Option(help="A loss by torch's name, such as cross_entropy or 'huber_loss(delta=2)'.")
+]
+_Optimizer = Annotated[str | None, typer.Option(help="An optimiser by torch's name, such as 'adam(lr=0.001)'.")]
+_Lr = Annotated[float | None, typer.Option(help="The learning rate.")]
+_Schedule = Annotated[
+    str | None,
+    typer.Option(help="A learning-rate schedule by torch's name, such as CosineAnnealingLR; 'none' for none."),
+]
+_Metrics = Annotated[str | None, typer.Option(help="torchmetrics by name, with commas between: accuracy,f1_score.")]
+_WeightDecay = Annotated[float | None, typer.Option(help="Weight decay of the optimiser.")]
+_ClipNorm = Annotated[float | None, typer.Option(help="Clip the combined gradient to this norm.")]
+_What = Annotated[
+    str,
+    typer.Argument(
+        metavar="TASK", help="A model by name (lenet), a Python task (my_task.py:task) or a run file (my_run.toml)."
+    ),
+]
+_Data = Annotated[str | None, typer.Option("--data", "-d", help="A data set by name: digits or mnist.")]
+_DataDir = Annotated[Path | None, typer.Option(help="Where to look for data sets first.")]
+_Run = Annotated[Path, typer.Argument(metavar="RUN", help="A run directory, such as runs/lenet-mnist-20260101-120000.")]
+
+
+@app.command()
+@with_run_options()
+def train(
+    task: _What,
+    data: _Data = None,
+    loss: _Loss = None,
+    optimizer: _Optimizer = None,
+    lr: _Lr = None,
+    schedule: _Schedule = None,
+    metrics: _Metrics = None,
+    weight_decay: _WeightDecay = None,
+    clip_norm: _ClipNorm = None,
+    data_dir: _DataDir = None,
+    quiet: _Quiet = False,
+    json: _Json = False,
+    *,
+    settings: dict[str, Any],
+) -> None:
+    """Train a model on many workers.
+
+    syncline train lenet --data mnist --workers 2 --epochs 3
+    syncline train my_task.py:task --workers 4
+    syncline train my_run.toml
+    """
+    from syncline.cli.tasks import find_task
+    from syncline.driver import run_task
+    from syncline.view.observer import choose_view
+
+    given = {"data": data, "loss": loss, "optimizer": optimizer, "schedule": schedule, "metrics": metrics,
+             "weight_decay": weight_decay, "clip_norm": clip_norm, "data_dir": data_dir}  # fmt: skip
+    found = find_task(task, given, settings, lr)
+    view = choose_view(quiet=quiet, json=json)
+    run_task(found.task, found.config, view, data_dir=found.data_dir, progress=_download_progress(quiet or json))
+
+
+@app.command(context_settings={"allow_extra_args": True, "ignore_unknown_options": True})
+@with_run_options(leave_out=("epochs", "batch", "accumulate", "loaders", "evaluate_every", "on_nan"))
+def run(
+    context: typer.Context,
+    script: Annotated[Path, typer.Argument(metavar="SCRIPT", help="A Python file with your own training loop.")],
+    quiet: _Quiet = False,
+    json: _Json = False,
+    *,
+    settings: dict[str, Any],
+) -> None:
+    """Run your own training loop on many workers; what follows -- goes to the script.
+
+    syncline run my_loop.py --workers 4 -- --my-own-flag 3
+    """
+    from syncline.config.run import RunConfig
+    from syncline.driver import run_script
+    from syncline.task import Script
+    from syncline.view.observer import choose_view
+
+    run_script(Script(str(script), tuple(context.args)), RunConfig(**settings), choose_view(quiet=quiet, json=json))
+
+
+@app.command()
+@with_run_options(leave_out=("resume", "name", "out", "seed", "batch"))
+def resume(run_dir: _Run, quiet: _Quiet = False, json: _Json = False, *, settings: dict[str, Any]) -> None:
+    """Go on with a run that was stopped or crashed, at the exact sample.
+
+    syncline resume runs/lenet-mnist-20260101-120000
+    syncline resume runs/lenet-mnist-20260101-120000 --epochs 10 --workers 4
+    """
+    from syncline.driver import resume as resume_run
+    from syncline.view.observer import choose_view
+
+    resume_run(run_dir, choose_view(quiet=quiet, json=json), **settings)
+
+
+@app.command()
+@with_run_options()
+def explain(task: _What, data: _Data = None, data_dir: _DataDir = None, *, settings: dict[str, Any]) -> None:
+    """Say what a run would do, without doing it: who computes what, and how they exchange it."""
+    from syncline.cli.tasks import find_task
+    from syncline.driver import plan_task
+
+    found = find_task(task, {"data": data, "data_dir": data_dir}, settings, None)
+    typer.echo(plan_task(found.task, found.config, data_dir=found.data_dir).in_words())
+
+
+def _show_version(wanted: bool) -> None:
+    if wanted:
+        typer.echo(f"syncline {__version__}")
+        raise typer.Exit
+
+
+@app.callback()
+def _root(
+    version: Annotated[
+        bool, typer.Option("--version", callback=_show_version, is_eager=True, help="Show the version and leave.")
+    ] = False,
+) -> None:
+    del version
+
+
+def _download_progress(silent: bool) -> Any:
+    from syncline.cli.download_progress import DownloadProgress
+
+    return None if silent else DownloadProgress(sys.stderr)
+
+
+def main() -> None:
+    """The entry point of the `syncline` command: errors become messages, and exit codes tell scripts how it went."""
+    try:
+        app()
+    except SynclineError as error:
+        _complain(str(error))
+        sys.exit(1)
+    except Interrupted as stopped:
+        _complain(str(stopped), label="")
+        sys.exit(130)
+    except KeyboardInterrupt:
+        _complain("Stopped before training began; nothing was lost.", label="")
+        sys.exit(130)
+
+
+def _complain(message: str, label: str = "Error: ") -> None:
+    is_terminal = sys.stderr.isatty()
+    red, plain = ("\033[1;31m", "\033[0m") if is_terminal and label else ("", "")
+    typer.echo(f"{red}{label}{plain}{message}", err=True)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,163 @@
+"""`PlainLines`: a run as lines of text, for logs, CI and cron. Never an escape code, never a line drawn over.
+
+Here: what is worth a line, and when. Not here: what it is drawn from (`state.py`).
+"""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import TextIO
+
+from syncline.telemetry.events import (
+    Evaluated,
+    Event,
+    Progress,
+    RunEnded,
+    RunStarted,
+    Summary,
+    Warned,
+    WorkerFailure,
+    WorkerOutput,
+)
+from syncline.view.curve import chart
+from syncline.view.state import RunState
+from syncline.view.stream import unbreakable
+from syncline.view.words import (
+    accuracy,
+    cause_first,
+    clean,
+    count,
+    duration,
+    headline,
+    metric,
+    metric_words,
+    number,
+    rate,
+    size,
+)
+
+__all__ = ["PlainLines"]
+
+_EVERY_S = 10.0
+_MOST_WARNINGS = 20
+_CHART = (60, 5)
+
+
+class PlainLines:
+    """A line at the start, for each epoch or every ten seconds, for what people should not miss, and the result."""
+
+    def __init__(self, stream: TextIO) -> None:
+        self._stream = unbreakable(stream)
+        self._state = RunState()
+        self._last_line_time: float | None = None
+        self._last_line_step = -1
+        self._failure: WorkerFailure | None = None
+
+    def on_event(self, event: Event) -> None:
+        """Write what it is worth."""
+        state = self._state
+        state.apply(event)
+        failure, self._failure = self._failure, None
+        if failure is not None and not isinstance(event, RunEnded):  # the end of the run tells it whole
+            self._line(f"worker {failure.rank} is lost: {headline(failure.message)}")
+        match event:
+            case RunStarted():
+                self._started(event)
+            case Progress():
+                self._progress(event)
+            case Evaluated():
+                results = [*metric_words(event.metrics), f"evaluated in {duration(event.seconds)}"]
+                self._line(f"epoch {event.epoch}/{state.plan.epochs}", *results)
+            case Warned() if state.warning_count <= _MOST_WARNINGS:
+                who = f" (worker {event.rank})" if event.rank is not None else ""
+                self._text(f"warning{who}: {event.message}")
+            case Warned() if state.warning_count == _MOST_WARNINGS + 1:
+                self._text(f"Further warnings are only in {state.run_dir}/events.jsonl")
+            case WorkerOutput():
+                self._line(f"[worker {event.rank}] {clean(event.text)}" if event.rank else clean(event.text))
+            case WorkerFailure():
+                self._failure = event
+            case RunEnded():
+                for line in cause_first(event.message, state.failures) or [event.reason]:
+                    self._line(line)
+                self._checkpoint()
+            case Summary():
+                self._summary(event)
+
+    def close(self) -> None:
+        """Nothing is held back, so there is nothing to do."""
+
+    def _started(self, event: RunStarted) -> None:
+        plan = self._state.plan
+        length = "the script decides how long"
+        if not plan.is_own_loop:
+            length = f"{count(plan.epochs, 'epoch')} of {plan.train_samples:,} samples, {plan.total_steps} steps"
+        self._line(f"{', '.join(self._state.title)}: {length}")
+        for note in plan.notes:
+            self._text(f"note: {note}")
+        self._line(f"run directory: {event.run_dir}")
+        self._last_line_time = event.time
+
+    def _progress(self, event: Progress) -> None:
+        state = self._state
+        if event.rank != state.speaker:
+            return
+        if self._last_line_time is None:
+            self._last_line_time = event.time - event.seconds
+        is_due = state.latest_time - self._last_line_time >= _EVERY_S
+        epoch_ended = state.is_between_epochs and not state.plan.is_own_loop
+        if not (is_due or epoch_ended) or state.step == self._last_line_step:
+            return
+        self._last_line_time, self._last_line_step = state.latest_time, state.step
+        total = state.plan.total_steps
+        parts = [f"epoch {state.epoch}/{state.plan.epochs}"] if state.epoch is not None else []
+        parts += [
+            f"step {state.step}/{total}" if total else f"step {state.step}",
+            f"{rate(state.samples_per_s)} samples/s",
+        ]
+        if not state.plan.is_own_loop and state.loss is not None:
+            parts.append(f"loss {number(state.loss)}")
+        if state.accuracy is not None:
+            parts.append(f"accuracy {accuracy(state.accuracy)}")
+        if state.plan.is_own_loop:
+            parts += metric_words(state.logged)
+        if state.left_s is not None and (state.fraction or 0.0) < 1:
+            parts.append(f"{duration(state.left_s)} left")
+        self._line(*parts)
+
+    def _summary(self, event: Summary) -> None:
+        state = self._state
+        epochs = "" if state.plan.is_own_loop else f"{event.epochs:.4g} epoch{'s' * (event.epochs != 1)}, "
+        how = "stopped early after" if event.stopped_early else "finished"
+        self._line(
+            f"{how} {epochs}{event.steps} steps in {duration(event.seconds)}: {rate(event.samples_per_s)} samples/s "
+            f"with {count(event.workers, 'worker')}"
+        )
+        series = state.result_series
+        if series is not None:
+            self._line(series.name)
+            rows = chart(
+                series.values, *_CHART, first=series.first, last=series.last,
+                label=partial(metric, series.name), ascii_only=not self._stream.encoding.lower().startswith("utf"),
+            )  # fmt: skip
+            for row in rows:
+                self._line(row)
+        if event.metrics:
+            self._line(*metric_words(event.metrics))
+        self._checkpoint()
+        self._line(f"run directory: {event.run_dir}")
+        if event.stopped_early:
+            self._line(*state.next_steps[0])
+
+    def _checkpoint(self) -> None:
+        saved = self._state.checkpoint
+        if saved is not None:
+            self._line(f"last checkpoint: step {saved.step}, {size(saved.bytes)}")
+
+    def _text(self, text: str) -> None:
+        for line in text.strip().splitlines():
+            self._line(clean(line))
+
+    def _line(self, *parts: str) -> None:
+        self._stream.write("  ".join(parts).rstrip() + "\n")
+        self._stream.flush()

@@ -1,0 +1,52 @@
+"""`Quiet`: what must not be missed on stderr, and at the end one line with the result."""
+
+from __future__ import annotations
+
+from typing import TextIO
+
+from syncline.telemetry.events import Event, RunEnded, Summary, Warned, WorkerFailure
+from syncline.view.state import RunState
+from syncline.view.stream import unbreakable
+from syncline.view.words import cause_first, clean, duration, headline, metric_words, rate
+
+__all__ = ["Quiet"]
+
+
+class Quiet:
+    """Warnings and failures go to `errors`, the result to `stream`; nothing else is written."""
+
+    def __init__(self, stream: TextIO, errors: TextIO) -> None:
+        self._stream, self._errors = unbreakable(stream), unbreakable(errors)
+        self._state = RunState()
+        self._failure: WorkerFailure | None = None
+
+    def on_event(self, event: Event) -> None:
+        """Write it if it must not be missed."""
+        self._state.apply(event)
+        failure, self._failure = self._failure, None
+        if failure is not None and not isinstance(event, RunEnded):  # the end of the run tells it whole
+            self._complain([f"worker {failure.rank} is lost: {headline(failure.message)}"])
+        match event:
+            case Warned():
+                self._complain(f"warning: {event.message}".splitlines())
+            case WorkerFailure():
+                self._failure = event
+            case RunEnded():
+                self._complain(cause_first(event.message, self._state.failures) or [event.reason])
+            case Summary():
+                self._result(event)
+
+    def close(self) -> None:
+        """Nothing is held back, so there is nothing to do."""
+
+    def _complain(self, lines: list[str]) -> None:
+        self._errors.write("".join(f"{clean(line)}\n" for line in lines))
+        self._errors.flush()
+
+    def _result(self, event: Summary) -> None:
+        speed = f"{rate(event.samples_per_s)} samples/s"
+        parts = [*metric_words(event.metrics), f"{event.steps} steps", duration(event.seconds), speed, event.run_dir]
+        if event.stopped_early:
+            parts.append("stopped early")
+        self._stream.write("  ".join(parts) + "\n")
+        self._stream.flush()

@@ -1,0 +1,121 @@
+"""The live view's last picture: what the run came to.
+
+Here: the panel for a run that reached its end, and the one for a run that did not. Not here: the picture while it runs
+(`screen.py`) and the same facts in plain lines (`plain.py`).
+"""
+
+from __future__ import annotations
+
+from rich.console import Group
+from rich.panel import Panel
+from rich.text import Text
+
+from syncline.telemetry.events import RunEnded, Summary
+from syncline.view.curve import chart
+from syncline.view.screen import beside, coloured_row, flow, scaled
+from syncline.view.state import RunState, Series
+from syncline.view.words import (
+    cause_first,
+    count,
+    duration,
+    metric,
+    metric_words,
+    metrics_in_order,
+    number,
+    rate,
+)
+
+__all__ = ["failure_panel", "result_panel"]
+
+_MOST_WIDTH = 100
+_CHART_HEIGHT = 6
+_WIDE = 70
+_GAP = 4
+_LABEL = 7
+
+
+def result_panel(state: RunState, summary: Summary, width: int) -> Panel:
+    """Metrics, speed, curves, the run directory and what to type next, `width` wide at most."""
+    outer = min(width, _MOST_WIDTH)
+    inner = max(outer - 4, 10)
+    lines = [*_metric_lines(summary), Text(), *flow(_facts(state, summary), inner, " · ")]
+    charts = _charts(state, inner)
+    if charts:
+        lines += [Text(), *charts]
+    body: list[Text] = [*lines, Text(), *_pointers(state, summary, inner)]
+    colour = "yellow" if summary.stopped_early else "green"
+    how = "stopped early" if summary.stopped_early else "done"
+    title = Text.assemble((state.plan.title, "bold"), (f" {how}", f"bold {colour}"))
+    return Panel(Group(*body), title=title, title_align="left", border_style=colour, width=outer, padding=(0, 1))
+
+
+def failure_panel(state: RunState, ended: RunEnded, width: int) -> Panel:
+    """Why the run ended, the first cause first; how far it came if it was the user who ended it."""
+    is_wanted = ended.reason in ("stopped", "killed", "interrupted")
+    colour = "yellow" if is_wanted else "red"
+    outer = min(width, _MOST_WIDTH)
+    inner = max(outer - 4, 10)
+    body: list[Text] = []
+    if is_wanted and state.step:
+        total = f" of {state.plan.total_steps:,}" if state.fraction is not None else ""
+        results = metric_words(state.metrics) or ([f"loss {number(state.loss)}"] if state.loss is not None else [])
+        body += [*flow([Text(f"step {state.step:,}{total}"), *map(Text, results)], inner, " · "), Text()]
+        charts = _charts(state, inner)
+        body += [*charts, Text()] if charts else []
+    lines = cause_first(ended.message, state.failures) or [ended.reason]
+    body += [Text(line, colour, overflow="fold") for line in lines]
+    title = Text.assemble((state.plan.title, "bold"), (f" {ended.reason or 'ended'}", f"bold {colour}"))
+    return Panel(Group(*body), title=title, title_align="left", border_style=colour, width=outer, padding=(0, 1))
+
+
+def _metric_lines(summary: Summary) -> list[Text]:
+    metrics = metrics_in_order(summary.metrics)
+    if not metrics:
+        return [Text("No metrics were reported.", "dim")]
+    longest = max(len(name) for name, _ in metrics)
+    return [
+        Text.assemble(f"{name:<{longest}}  ", (metric(name, value), "bold green" if i == 0 else "bold"))
+        for i, (name, value) in enumerate(metrics)
+    ]
+
+
+def _facts(state: RunState, summary: Summary) -> list[Text]:
+    epochs = [] if state.plan.is_own_loop else [f"{summary.epochs:.4g} epoch{'s' * (summary.epochs != 1)}"]
+    facts = [*epochs, f"{summary.steps:,} steps", duration(summary.seconds), f"{rate(summary.samples_per_s)} samples/s"]
+    facts.append(count(summary.workers, "worker"))
+    if state.warning_count:
+        facts.append(count(state.warning_count, "warning"))
+    return [Text(fact) for fact in facts]
+
+
+def _charts(state: RunState, width: int) -> list[Text]:
+    found = [(s, c) for s, c in ((state.loss_series, "cyan"), (state.result_series, "green")) if s is not None]
+    if len(found) == 2 and width >= _WIDE:
+        half = (width - _GAP) // 2
+        left, right = (_chart(series, half, colour) for series, colour in found)
+        return beside(left, right, half)
+    lines: list[Text] = []
+    for series, colour in found:
+        lines += [*([Text()] if lines else []), *_chart(series, width, colour)]
+    return lines
+
+
+def _chart(series: Series, width: int, colour: str) -> list[Text]:
+    values, label, title = scaled(series)
+    rows = chart(values, width, _CHART_HEIGHT, first=series.first, last=series.last, label=label)
+    return [title, *(coloured_row(row, colour) for row in rows[:-2]), *(Text(row, "dim") for row in rows[-2:])]
+
+
+def _pointers(state: RunState, summary: Summary, width: int) -> list[Text]:
+    room = width - _LABEL
+    lines = [Text.assemble((f"{'run':<{_LABEL}}", "dim"), summary.run_dir, overflow="fold")]
+    steps = state.next_steps
+    longest = max((len(what) for what, _ in steps), default=0)
+    for i, (what, why) in enumerate(steps):
+        label = (f"{'' if i else 'next':<{_LABEL}}", "dim")
+        if longest + 2 + max(len(w) for _, w in steps) <= room:
+            lines.append(Text.assemble(label, (f"{what:<{longest}}", "bold"), (f"  {why}", "dim")))
+        else:
+            lines.append(Text.assemble(label, (what, "bold"), overflow="fold"))
+            lines.append(Text(f"{'':<{_LABEL}}{why}", "dim"))
+    return lines
