@@ -41,7 +41,7 @@ from syncline.telemetry.events import (
     to_line,
 )
 from syncline.telemetry.run_dir import EventLog, RunDir
-from syncline.view.observer import Observer, choose_view
+from syncline.view.observer import Observer, UntilTheEnd, choose_view
 
 __all__ = ["plan_task", "resume", "run_script", "run_task", "train"]
 
@@ -82,7 +82,7 @@ def train(
         model=model, data=data, test=test, loss=loss, optimizer=optimizer, schedule=schedule, metrics=metrics,
         weight_decay=weight_decay, clip_norm=clip_norm,
     )  # fmt: skip
-    view = choose_view(quiet=quiet, json=False)
+    view = UntilTheEnd(choose_view(quiet=quiet, json=False))  # a failure is told by the exception
     return run_task(task, RunConfig(**settings), view, data_dir=Path(data_dir) if data_dir else None)
 
 
@@ -134,7 +134,7 @@ def resume(run_dir: str | Path, view: Observer | None = None, *, quiet: bool = F
             f"Run the same script again with resume={str(run_dir)!r}."
         )
     config = RunConfig(**{**json.loads(found.config.read_text()), "resume": str(found.path), **changes})
-    view = view or choose_view(quiet=quiet, json=False)
+    view = view or UntilTheEnd(choose_view(quiet=quiet, json=False))
     engine = LocalEngine()
     try:
         what = payload.read(found.payload)

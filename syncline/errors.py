@@ -60,7 +60,7 @@ class UnknownName(ConfigError):
         sentences = [f"There is no {kind} {name!r}."]
         if close:
             sentences.append(f"Did you mean {' or '.join(repr(n) for n in close)}?")
-        if len(names) <= 20:
+        if 0 < len(names) <= 20:
             sentences.append(f"Known: {', '.join(names)}.")
         if more:
             sentences.append(more)

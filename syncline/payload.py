@@ -1,6 +1,6 @@
 """A Python object in a file, so that many processes can load it without each holding a copy of its arrays.
 
-Here: writing and reading. Large tensors and arrays lie in the file as they are in memory; a reader maps them copy on
+Here: writing and reading. Tensors and arrays lie in the file as they are in memory; a reader maps them copy on
 write. Classes and functions of the user's script travel by value (cloudpickle), so that no worker runs the script.
 
 Reading executes code that the file names: a payload is read only by the processes of the run that wrote it, and, on
@@ -26,14 +26,15 @@ __all__ = ["read", "write"]
 
 _MAGIC = b"SYNCLINE-PAYLOAD-1\n\0"
 _ALIGN = 64
-_LARGE_BYTES = 64 * 1024
 
 
 class _Pickler(cloudpickle.Pickler):  # type: ignore[misc]  # cloudpickle ships no types
     def reducer_override(self, obj: Any) -> Any:
         torch = sys.modules.get("torch")
         if torch is not None and type(obj) is torch.Tensor and _can_lie_in_file(obj, torch):
-            return torch.from_numpy, (obj.detach().numpy(),)
+            # As bytes, since NumPy lacks some of torch's types, and torch's own pickling fails for others.
+            as_bytes = obj.detach().reshape(-1).view(torch.uint8).numpy()
+            return _tensor_of, (as_bytes, obj.dtype, tuple(obj.shape))
         return super().reducer_override(obj)
 
 
@@ -43,9 +44,16 @@ def _can_lie_in_file(tensor: Any, torch: Any) -> bool:
         and tensor.layout == torch.strided
         and tensor.is_contiguous()
         and not tensor.requires_grad
-        and tensor.nbytes >= _LARGE_BYTES
-        and tensor.dtype not in (torch.bfloat16,)  # NumPy has no such type
+        and not tensor.is_quantized
+        and not tensor.is_conj()
+        and not tensor.is_neg()
     )
+
+
+def _tensor_of(as_bytes: Any, dtype: Any, shape: tuple[int, ...]) -> Any:
+    import torch  # who reads no tensors needs no torch
+
+    return torch.from_numpy(as_bytes).view(dtype).view(shape)
 
 
 def write(path: Path, value: Any) -> None:
@@ -75,15 +83,24 @@ def read(path: Path) -> Any:
     with path.open("rb") as file:
         if os.fstat(file.fileno()).st_uid not in (os.getuid(), 0):
             raise ConfigError(f"{path} belongs to another user; loading it could run their code as yours.")
+        if file.read(len(_MAGIC)) != _MAGIC:
+            raise ConfigError(f"{path} is not a task written by this version of Syncline.")
         data = memoryview(mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_COPY))
-    if bytes(data[: len(_MAGIC)]) != _MAGIC:
-        raise ConfigError(f"{path} is not a task written by this version of Syncline.")
-    (count,) = struct.unpack_from("<Q", data, len(_MAGIC))
-    sizes = struct.unpack_from(f"<{count}Q", data, len(_MAGIC) + 8)
+    try:
+        (count,) = struct.unpack_from("<Q", data, len(_MAGIC))
+        sizes = struct.unpack_from(f"<{count}Q", data, len(_MAGIC) + 8)
+    except struct.error:
+        raise ConfigError(_truncated(path)) from None
     offset = len(_MAGIC) + 8 + 8 * count
     parts = []
     for size in sizes:
         offset += -offset % _ALIGN
         parts.append(data[offset : offset + size])
         offset += size
+    if offset > len(data):
+        raise ConfigError(_truncated(path))
     return pickle.loads(parts[0], buffers=parts[1:])
+
+
+def _truncated(path: Path) -> str:
+    return f"{path} is truncated: whoever wrote it did not come to the end. Start the run anew."

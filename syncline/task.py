@@ -143,7 +143,7 @@ class Task:
 
     def _check_names(self) -> None:
         if isinstance(self.model, Spec):
-            zoo.card(self.model.name)
+            zoo.check_options(zoo.card(self.model.name), self.model.options)
         if isinstance(self.data, Spec):
             if self.data.name not in names():
                 raise UnknownName.among("data set", self.data.name, names())

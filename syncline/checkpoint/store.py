@@ -9,6 +9,7 @@ to save, and what belongs to the state (`workers/`).
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import hashlib
 import io
@@ -41,21 +42,22 @@ class Checkpoint:
 
 def save(folder: Path, step: int, state: dict[str, Any], *, keep: int) -> Checkpoint:
     """Write `state` as the checkpoint of `step`, then remove all but the newest `keep`."""
-    folder.mkdir(parents=True, exist_ok=True)
-    stream = io.BytesIO()
-    torch.save(state, stream)
-    data = stream.getbuffer()
     path = folder / f"step-{step:08d}.pt"
+    data = _serialised(state)
     digest = hashlib.sha256(data).hexdigest()
     manifest = {"format": FORMAT, "step": step, "size_bytes": data.nbytes, "sha256": digest}
     try:
-        _write_whole(path, data)
-        _write_whole(path.with_suffix(".json"), memoryview(json.dumps(manifest).encode()))
+        folder.mkdir(parents=True, exist_ok=True)
+        _remove_unfinished(folder)
+        _write_whole((path, data), (path.with_suffix(".json"), memoryview(json.dumps(manifest).encode())))
     except OSError as error:
         raise CheckpointError(_explain(error, path, data.nbytes)) from error
-    for old in checkpoints_in(folder)[:-keep]:
-        old.path.with_suffix(".json").unlink(missing_ok=True)
-        old.path.unlink(missing_ok=True)
+    # Later ones can be here too: this run went on from an earlier checkpoint because they were unsound. They must not
+    # push out this one.
+    for old in [c for c in checkpoints_in(folder) if c.step <= step][:-keep]:
+        with contextlib.suppress(OSError):  # this one is saved all the same
+            old.path.with_suffix(".json").unlink(missing_ok=True)
+            old.path.unlink(missing_ok=True)
     return Checkpoint(path, step, data.nbytes, digest, FORMAT)
 
 
@@ -67,10 +69,14 @@ def checkpoints_in(folder: Path) -> list[Checkpoint]:
             data = json.loads(manifest.read_text())
             found.append(
                 Checkpoint(
-                    manifest.with_suffix(".pt"), data["step"], data["size_bytes"], data["sha256"], data["format"]
+                    manifest.with_suffix(".pt"),
+                    int(data["step"]),
+                    int(data["size_bytes"]),
+                    data["sha256"],
+                    data["format"],
                 )
             )
-        except (OSError, ValueError, KeyError):
+        except (OSError, ValueError, KeyError, TypeError):
             continue  # not a checkpoint's manifest, or cut off
     return sorted(found, key=lambda c: c.step)
 
@@ -92,7 +98,13 @@ def load(checkpoint: Checkpoint) -> dict[str, Any]:
         )
     if hashlib.sha256(data).hexdigest() != checkpoint.sha256:
         raise CheckpointError(f"{checkpoint.path} is corrupt: its checksum does not agree with what was written.")
-    state: dict[str, Any] = torch.load(io.BytesIO(data), weights_only=True, map_location="cpu")
+    try:
+        state: dict[str, Any] = torch.load(io.BytesIO(data), weights_only=True, map_location="cpu")
+    except Exception as error:
+        raise CheckpointError(
+            f"{checkpoint.path} is refused: it does not hold tensors and plain values only, and loading anything else "
+            "could run code."
+        ) from error
     return state
 
 
@@ -109,18 +121,46 @@ def newest_sound(folder: Path) -> tuple[Checkpoint, dict[str, Any], list[str]]:
     raise CheckpointError(f"There is no checkpoint in {folder}: the run ended before its first one. Start it anew.")
 
 
-def _write_whole(path: Path, data: memoryview) -> None:
-    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
+def _serialised(state: dict[str, Any]) -> memoryview:
+    """What `load` will accept again: a state that it would refuse is better refused now than after the work is done."""
+    stream = io.BytesIO()
     try:
-        with temporary.open("wb") as file:
-            file.write(data)
-            file.flush()
-            os.fsync(file.fileno())
-        os.replace(temporary, path)
+        torch.save(state, stream)
+        stream.seek(0)
+        refused = sorted(torch.serialization.get_unsafe_globals_in_checkpoint(stream))
+    except Exception as error:
+        raise CheckpointError(f"The state cannot be saved: {type(error).__name__}: {error}.") from error
+    if refused:
+        raise CheckpointError(
+            f"The state cannot be saved: it holds {', '.join(refused)}. A checkpoint holds tensors and plain values, "
+            "so that loading it cannot run code."
+        )
+    return stream.getbuffer()
+
+
+def _remove_unfinished(folder: Path) -> None:
+    """Clear away what a writer left that was killed. There is one writer at a time, so nobody is at work on these."""
+    for left in [*folder.glob(".step-*.tmp"), *folder.glob("step-*.pt")]:
+        if left.suffix == ".tmp" or not left.with_suffix(".json").exists():
+            left.unlink(missing_ok=True)
+
+
+def _write_whole(*files: tuple[Path, memoryview]) -> None:
+    """Give each file its name only when all of them are on disk: a full disk changes nothing."""
+    temporaries = [path.with_name(f".{path.name}.{os.getpid()}.tmp") for path, _ in files]
+    try:
+        for temporary, (_, data) in zip(temporaries, files, strict=True):
+            with temporary.open("wb") as file:
+                file.write(data)
+                file.flush()
+                os.fsync(file.fileno())
+        for temporary, (path, _) in zip(temporaries, files, strict=True):
+            os.replace(temporary, path)
+            _sync_folder(path.parent)
     except BaseException:
-        temporary.unlink(missing_ok=True)
+        for temporary in temporaries:
+            temporary.unlink(missing_ok=True)
         raise
-    _sync_folder(path.parent)
 
 
 def _sync_folder(folder: Path) -> None:
@@ -134,7 +174,7 @@ def _sync_folder(folder: Path) -> None:
 
 def _explain(error: OSError, path: Path, size_bytes: int) -> str:
     if error.errno in (errno.ENOSPC, errno.EDQUOT):
-        free = shutil.disk_usage(path.parent).free
+        free = shutil.disk_usage(next(p for p in path.parents if p.exists())).free
         return (
             f"The checkpoint {path.name} could not be written: the disk of {path.parent} is full "
             f"({size_bytes / 1e6:.1f} MB needed, {free / 1e6:.1f} MB free). Earlier checkpoints are intact. "

@@ -9,6 +9,7 @@ from __future__ import annotations
 import queue
 import threading
 import time
+from collections import OrderedDict
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -49,6 +50,7 @@ class CheckpointWriter:
 
     def save_last(self, step: int, state: dict[str, Any]) -> None:
         """Write `state` and wait until it is on disk; `CheckpointError` if it is not."""
+        assert self._thread.is_alive(), "The writer has ended."
         self._jobs.put((step, copied(state)))
         self.close()
         if self._last_error is not None:
@@ -68,19 +70,32 @@ class CheckpointWriter:
                 try:
                     saved = store.save(self._folder, step, state, keep=self._keep)
                 except CheckpointError as error:
-                    self._last_error = error
-                    self._on_failed(error)
+                    self._fail(error)
+                except Exception as error:  # whatever it is, the next one may succeed, and `save_last` must hear of it
+                    reason = f"{type(error).__name__}: {error}"
+                    self._fail(CheckpointError(f"The checkpoint of step {step} could not be written: {reason}."))
                 else:
                     self._last_error = None
                     self._on_saved(saved, time.perf_counter() - start)
+
+    def _fail(self, error: CheckpointError) -> None:
+        self._last_error = error
+        self._on_failed(error)
 
 
 def copied(value: Any) -> Any:
     """`value` with every tensor in it copied to memory of its own, on the CPU."""
     if isinstance(value, torch.Tensor):
         return value.detach().to("cpu", copy=True)
+    if isinstance(value, OrderedDict):
+        ordered = OrderedDict((k, copied(v)) for k, v in value.items())
+        vars(ordered).update(vars(value))  # a Module's `_metadata`: the version of each layer's format
+        return ordered
     if isinstance(value, dict):
         return {k: copied(v) for k, v in value.items()}
-    if isinstance(value, (list, tuple)):
-        return type(value)(copied(v) for v in value)
+    if isinstance(value, list):
+        return [copied(v) for v in value]
+    if isinstance(value, tuple):
+        items = [copied(v) for v in value]
+        return type(value)(*items) if hasattr(value, "_fields") else tuple(items)
     return value

@@ -7,6 +7,8 @@ Here: what each command takes and calls. Not here: the work (`driver.py`), the f
 from __future__ import annotations
 
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -15,6 +17,8 @@ import typer
 from syncline import __version__
 from syncline.cli.flags import with_run_options
 from syncline.errors import Interrupted, SynclineError
+from syncline.telemetry.events import Event, RunEnded
+from syncline.view.observer import Observer
 
 __all__ = ["app", "main"]
 
@@ -79,13 +83,12 @@ def train(
     """
     from syncline.cli.tasks import find_task
     from syncline.driver import run_task
-    from syncline.view.observer import choose_view
 
     given = {"data": data, "loss": loss, "optimizer": optimizer, "schedule": schedule, "metrics": metrics,
              "weight_decay": weight_decay, "clip_norm": clip_norm, "data_dir": data_dir}  # fmt: skip
     found = find_task(task, given, settings, lr)
-    view = choose_view(quiet=quiet, json=json)
-    run_task(found.task, found.config, view, data_dir=found.data_dir, progress=_download_progress(quiet or json))
+    with _told(quiet=quiet, json=json) as view:
+        run_task(found.task, found.config, view, data_dir=found.data_dir, progress=_download_progress(quiet or json))
 
 
 @app.command(context_settings={"allow_extra_args": True, "ignore_unknown_options": True})
@@ -105,9 +108,9 @@ def run(
     from syncline.config.run import RunConfig
     from syncline.driver import run_script
     from syncline.task import Script
-    from syncline.view.observer import choose_view
 
-    run_script(Script(str(script), tuple(context.args)), RunConfig(**settings), choose_view(quiet=quiet, json=json))
+    with _told(quiet=quiet, json=json) as view:
+        run_script(Script(str(script), tuple(context.args)), RunConfig(**settings), view)
 
 
 @app.command()
@@ -119,9 +122,9 @@ def resume(run_dir: _Run, quiet: _Quiet = False, json: _Json = False, *, setting
     syncline resume runs/lenet-mnist-20260101-120000 --epochs 10 --workers 4
     """
     from syncline.driver import resume as resume_run
-    from syncline.view.observer import choose_view
 
-    resume_run(run_dir, choose_view(quiet=quiet, json=json), **settings)
+    with _told(quiet=quiet, json=json) as view:
+        resume_run(run_dir, view, **settings)
 
 
 @app.command()
@@ -133,6 +136,73 @@ def explain(task: _What, data: _Data = None, data_dir: _DataDir = None, *, setti
 
     found = find_task(task, {"data": data, "data_dir": data_dir}, settings, None)
     typer.echo(plan_task(found.task, found.config, data_dir=found.data_dir).in_words())
+
+
+@app.command(epilog="Suites: startup (command to first training step), overhead (the built-in loop's cost per step).")
+def bench(
+    suites: Annotated[
+        list[str] | None, typer.Argument(metavar="SUITE", help="What to measure. Default: everything.")
+    ] = None,
+    repeats: Annotated[
+        int | None, typer.Option(help="How often each contender is measured. Default: 5, or 2 with --quick.")
+    ] = None,
+    quick: Annotated[bool, typer.Option("--quick", help="A first look: less is measured, so it is rougher.")] = False,
+    out: Annotated[
+        Path | None, typer.Option(help="The folder for bench.md and bench.json. Default: runs/bench-TIME.")
+    ] = None,
+    json: Annotated[bool, typer.Option("--json", help="One JSON object a line; the last one is the report.")] = False,
+) -> None:
+    """Measure Syncline on this machine, side by side with what you would use instead.
+
+    The contenders run in turn, round after round, so that what disturbs the
+    machine disturbs all of them. Each round gives a ratio to the baseline; the
+    report gives their median and spread. It takes a few minutes, so leave the
+    machine alone. Ctrl-C shows what was measured by then.
+
+    syncline bench
+    syncline bench startup --repeats 9
+    syncline bench overhead --quick --out /tmp/bench
+    """
+    from syncline.bench.command import bench as run_bench
+
+    try:
+        run_bench(suites or [], repeats=repeats, quick=quick, out=out, as_json=json)
+    except Interrupted as stopped:
+        _complain(str(stopped), label="")
+        raise typer.Exit(130) from stopped
+
+
+class _Telling:
+    """A view that remembers whether it has told how the run ended, so that it is not told twice."""
+
+    def __init__(self, view: Observer) -> None:
+        self._view = view
+        self.has_told_end = False
+
+    def on_event(self, event: Event) -> None:
+        self._view.on_event(event)
+        self.has_told_end = self.has_told_end or isinstance(event, RunEnded)
+
+    def close(self) -> None:
+        self._view.close()
+
+
+@contextmanager
+def _told(*, quiet: bool, json: bool) -> Iterator[_Telling]:
+    """A view for a run; however the run ends, the user is told once and the exit code tells scripts."""
+    from syncline.view.observer import choose_view
+
+    view = _Telling(choose_view(quiet=quiet, json=json))
+    try:
+        yield view
+    except (SynclineError, Interrupted) as end:
+        was_stopped = isinstance(end, Interrupted)
+        if json or not view.has_told_end:
+            _complain(str(end), label="" if was_stopped else "Error: ")
+        raise typer.Exit(130 if was_stopped else 1) from end
+    except KeyboardInterrupt as end:
+        _complain("Stopped before training began.", label="")
+        raise typer.Exit(130) from end
 
 
 def _show_version(wanted: bool) -> None:
@@ -163,12 +233,6 @@ def main() -> None:
     except SynclineError as error:
         _complain(str(error))
         sys.exit(1)
-    except Interrupted as stopped:
-        _complain(str(stopped), label="")
-        sys.exit(130)
-    except KeyboardInterrupt:
-        _complain("Stopped before training began; nothing was lost.", label="")
-        sys.exit(130)
 
 
 def _complain(message: str, label: str = "Error: ") -> None:

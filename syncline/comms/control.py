@@ -156,7 +156,7 @@ class ControlServer:
         try:
             _identity, data = self._socket.recv_multipart(zmq.NOBLOCK)
             return _from_worker.decode(data)
-        except (zmq.Again, ValueError, msgspec.DecodeError):
+        except (zmq.Again, ValueError, msgspec.DecodeError, RecursionError):
             return None
 
     def send(self, rank: int, message: ToWorker) -> None:

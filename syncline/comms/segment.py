@@ -76,7 +76,8 @@ def memory_available() -> int:
     available = [_machine_available()]
     limit, used = _cgroup_number("memory.max"), _cgroup_number("memory.current")
     if limit is not None and used is not None:
-        available.append(max(0, limit - used))
+        # What is used counts files that were read and could be forgotten at once.
+        available.append(max(0, limit - used + _cgroup_forgettable()))
     return min(available)
 
 
@@ -85,6 +86,14 @@ def _machine_available() -> int:
         if line.startswith("MemAvailable:"):
             return int(line.split()[1]) * 1024
     return sys.maxsize
+
+
+def _cgroup_forgettable() -> int:
+    try:
+        lines = Path("/sys/fs/cgroup/memory.stat").read_text().splitlines()
+    except OSError:
+        return 0
+    return next((int(line.split()[1]) for line in lines if line.startswith("inactive_file ")), 0)
 
 
 def _cgroup_number(name: str) -> int | None:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 from dataclasses import dataclass, field
-from typing import Any, Literal
+from typing import Any, Literal, get_args, get_origin, get_type_hints
 
 from syncline.errors import ConfigError
 
@@ -65,16 +65,24 @@ class RunConfig:
     )
 
     def __post_init__(self) -> None:
+        for name, hint in get_type_hints(type(self)).items():
+            if get_origin(hint) is Literal and getattr(self, name) not in get_args(hint):
+                allowed = ", ".join(map(repr, get_args(hint)))
+                raise ConfigError(f"{name} is {getattr(self, name)!r}, but must be one of {allowed}.")
         for name, least in (
             ("workers", 1), ("accumulate", 1), ("keep_checkpoints", 1), ("seed", 0), ("evaluate_every", 0),
             ("epochs", 1), ("batch", 1), ("threads", 1), ("max_steps", 1), ("checkpoint_every_steps", 1),
             ("loaders", 0),
         ):  # fmt: skip
             value = getattr(self, name)
+            if value is not None and (not isinstance(value, int) or isinstance(value, bool)):
+                raise ConfigError(f"{name} is {value!r}, but must be a whole number.")
             if value is not None and value < least:
                 raise ConfigError(f"{name} is {value}, but must be {least} or more.")
         for name in ("checkpoint_every_s", "exchange_timeout_s", "shared_memory_limit_mb"):
             value = getattr(self, name)
+            if value is not None and not isinstance(value, (int, float)):
+                raise ConfigError(f"{name} is {value!r}, but must be a number.")
             if value is not None and not value > 0:
                 raise ConfigError(f"{name} is {value:g}, but must be more than 0.")
         if self.workers > 1024:

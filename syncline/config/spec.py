@@ -41,15 +41,17 @@ class Spec:
             return cls(head.strip())
         try:
             call = ast.parse("f" + text.strip()[len(head) :], mode="eval").body
-            if not isinstance(call, ast.Call) or call.args:
+            if not isinstance(call, ast.Call) or not isinstance(call.func, ast.Name):
+                raise ConfigError(mistake)
+            if call.args or any(k.arg is None for k in call.keywords):
                 raise ConfigError(f"{mistake} Every option needs its name.")
-            options = {k.arg or "": ast.literal_eval(k.value) for k in call.keywords}
-        except (SyntaxError, ValueError) as error:
-            if isinstance(error, ConfigError):
-                raise
+            options = {str(k.arg): ast.literal_eval(_Infinities().visit(k.value)) for k in call.keywords}
+        except ConfigError:
+            raise
+        except (SyntaxError, ValueError, TypeError, RecursionError, MemoryError) as error:
             raise ConfigError(mistake) from error
-        if "" in options:
-            raise ConfigError(mistake)
+        if len(options) < len(call.keywords):
+            raise ConfigError(f"{mistake} An option is given twice.")
         return cls(head.strip(), options)
 
     @classmethod
@@ -73,6 +75,14 @@ class Spec:
         if not self.options:
             return self.name
         return f"{self.name}({', '.join(f'{k}={v!r}' for k, v in self.options.items())})"
+
+
+class _Infinities(ast.NodeTransformer):
+    """Reads `inf` and `nan` as Python prints them, though its grammar has no literals for them."""
+
+    def visit_Name(self, node: ast.Name) -> ast.expr:
+        """Other names are left for literal_eval to refuse."""
+        return ast.Constant(float(node.id)) if node.id in ("inf", "nan") else node
 
 
 def _frozen(value: Any) -> Any:

@@ -28,7 +28,7 @@ def explain_failure(
             return own(cause.message if last_checkpoint is None else f"{cause.message}\n{after[0]}")
         where = f"worker {cause.rank} raised {cause.kind} at step {cause.step}"
         if cause.samples:
-            where += f", with samples {', '.join(map(str, cause.samples))}, ..."
+            where += f", with samples {', '.join(map(str, cause.samples))}"
         body = cause.traceback.rstrip() or cause.message
         return WorkerFailed("\n".join([body, "", f"{_capital(where)}.", *_folded(others), *after]))
     if isinstance(cause, Exit):

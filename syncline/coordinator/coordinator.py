@@ -38,7 +38,7 @@ from syncline.coordinator.output import LogFollower
 from syncline.coordinator.supervision import End, Instruction, Kill, Supervision, TellAbort, TellStop
 from syncline.engines.engine import Engine
 from syncline.plan.plan import Plan
-from syncline.telemetry.events import Event, WorkerOutput, from_dict
+from syncline.telemetry.events import Event, Warned, WorkerOutput, from_dict
 from syncline.telemetry.run_dir import RunDir
 
 __all__ = ["Coordinator"]
@@ -126,6 +126,7 @@ class Coordinator:
 
     def _act(self, instruction: Instruction) -> None:
         if isinstance(instruction, TellStop):
+            self._emit(Warned(message="Stopping: the work is saved after the current step. Ctrl-C again ends at once."))
             self._tell_all(Stop())
         elif isinstance(instruction, TellAbort):
             self._tell_all(Abort(instruction.reason))

@@ -140,9 +140,8 @@ class Supervision:
         causes = [f for f in self.failures if not f.consequence]
         if causes:
             return causes[0]
-        crashes = [c for c in self.crashes if not self._killed or c.signal != 9]
-        if crashes:
-            return crashes[0]
+        if self.crashes:  # those that were not our own doing
+            return self.crashes[0]
         return self.failures[0] if self.failures else None
 
     def _crash(self, worker: _Worker, now: float) -> list[Instruction]:

@@ -6,12 +6,13 @@ Here: an iterator that a thread keeps filled, and the loader processes behind it
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import queue
 import random
 import signal
 import threading
-from collections.abc import Iterable, Iterator
+from collections.abc import Generator, Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any, Generic, TypeVar
 
@@ -54,8 +55,9 @@ class Ahead(Generic[T]):
 
     def __next__(self) -> T:
         item = self._queue.get()
+        if item is _END or isinstance(item, _Raised):
+            self._queue.put(item)  # it is the last one: whoever asks again gets the same answer
         if item is _END:
-            self._queue.put(_END)  # whoever asks again gets the same answer
             raise StopIteration
         if isinstance(item, _Raised):
             raise item.error
@@ -71,6 +73,10 @@ class Ahead(Generic[T]):
         """End the thread, and with it the loader processes it may own."""
         self._closed.set()
         self._thread.join()
+        with contextlib.suppress(queue.Empty):
+            while True:
+                self._queue.get_nowait()
+        self._queue.put(_END)  # nobody who still asks waits for ever
 
     def _produce(self, items: Iterable[T]) -> None:
         try:
@@ -80,6 +86,9 @@ class Ahead(Generic[T]):
             self._put(_END)
         except BaseException as error:  # carried to the thread that iterates
             self._put(_Raised(error))
+        finally:
+            if isinstance(items, Generator):
+                items.close()  # now, even if somebody still refers to it: it may own loader processes
 
     def _put(self, item: object) -> bool:
         while not self._closed.is_set():
@@ -108,10 +117,11 @@ def fetch(source: Source, shares: Iterator[Share], *, loaders: int, seed: int) -
 
 
 def _read(source: Source, share: Share) -> Any:
+    indices = share.indices if len(share.indices) else np.zeros(1, np.int64)
     try:
-        return source.fetch(share.indices if len(share.indices) else [0])
+        return source.fetch(indices)
     except Exception as error:
-        error.add_note(f"This happened while reading samples {_some(share.indices)} of epoch {share.position.epoch}.")
+        error.add_note(f"This happened while reading samples {_some(indices)} of epoch {share.position.epoch}.")
         raise
 
 
@@ -130,10 +140,17 @@ def _through_processes(source: DatasetSource, shares: Iterator[Share], loaders: 
         num_workers=loaders,
         prefetch_factor=4,
         worker_init_fn=_die_with_parent,
+        generator=torch.Generator(),  # else it draws from the global one, in the middle of somebody's seeded step
         multiprocessing_context="fork",
     )
-    for data in loader:
-        yield Fetched(asked.get(), data)
+    try:
+        for data in loader:
+            yield Fetched(asked.get(), data)
+    except Exception as error:
+        # The tracebacks refer to the loader's iterator, and would keep its processes as long as somebody keeps the
+        # error. What matters, the process's own traceback, is in the message.
+        error.__cause__ = error.__context__ = None
+        raise error.with_traceback(None)  # noqa: B904  # it is the same error
 
 
 class _Once:

@@ -11,7 +11,7 @@ from typing import Any, Protocol
 
 import numpy as np
 import torch
-from torch.utils.data import Dataset, TensorDataset, default_collate
+from torch.utils.data import Dataset, IterableDataset, TensorDataset, default_collate
 
 from syncline.errors import ConfigError, DataError
 
@@ -41,6 +41,8 @@ class ArraySource:
         if not arrays:
             raise ConfigError("An ArraySource needs at least one array.")
         self.tensors = tuple(torch.as_tensor(a) for a in arrays)
+        if any(t.dim() == 0 for t in self.tensors):
+            raise DataError("The data is a single number. Give an array with one row for each sample.")
         lengths = [len(t) for t in self.tensors]
         if len(set(lengths)) > 1:
             raise DataError(
@@ -89,7 +91,8 @@ def as_source(data: Any) -> Source:
         return ArraySource(*data)
     if hasattr(data, "fetch") and hasattr(data, "__len__"):
         return data  # type: ignore[no-any-return]  # it has the two methods that make a Source
-    if hasattr(data, "__getitem__") and hasattr(data, "__len__"):
+    # An IterableDataset inherits a __getitem__ that only raises.
+    if hasattr(data, "__getitem__") and hasattr(data, "__len__") and not isinstance(data, IterableDataset):
         return DatasetSource(data)
     if hasattr(data, "__iter__"):
         raise ConfigError(

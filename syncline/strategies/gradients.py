@@ -32,7 +32,7 @@ class GradientBuffer:
             count = sum(p.numel() for p in members)
             flat = collective.allocate(count + extra, dtype, device)
             self.flats.append(flat)
-            if extra:
+            if dtype == torch.float32:
                 self.riders = flat[count:]
             offset = 0
             for p in members:
@@ -65,7 +65,7 @@ class GradientBuffer:
             if grad is None:
                 view.zero_()
             else:
-                view.copy_(grad)
+                view.copy_(grad.to_dense())  # some layers make sparse ones
             p.grad = view
 
 

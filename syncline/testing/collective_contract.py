@@ -1,8 +1,8 @@
 """What every `Collective` must do, as checks that run with any way of starting ranks.
 
 Here: the checks. Each is a function of a runner, which calls some work once for every rank of a new collective, and of
-the number of ranks; it returns if the promise is kept. Not here: runners (`threads.py` has one) and pytest, which is not
-needed but easily used:
+the number of ranks; it returns if the promise is kept. Not here: runners (`threads.py` has one) and pytest, which is
+not needed but easily used:
 
     @pytest.mark.parametrize("check", [*CONTRACT, *PROMPT_ABORT], ids=lambda check: check.__name__)
     def test_my_collective(check):
@@ -314,7 +314,10 @@ def _gather(collective: Collective) -> None:
     for case in range(5):
         everybody = [payload(rank, case) for rank in range(collective.size)]
         _require(collective.gather(everybody[collective.rank]) == everybody, f"gather {case} brought something else")
-    _require(collective.gather(b"") == [b""] * collective.size, "a gather of nothing brought something")
+    for case in range(50):
+        _require(collective.gather(b"") == [b""] * collective.size, "a gather of nothing brought something")
+        everybody = [b"x" * (rank + case) for rank in range(collective.size)]
+        _require(collective.gather(everybody[collective.rank]) == everybody, "a gather after nothing went wrong")
 
 
 def _pass_barriers(collective: Collective) -> list[tuple[float, float]]:

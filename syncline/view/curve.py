@@ -11,12 +11,11 @@ from itertools import pairwise
 
 from syncline.view.words import number
 
-__all__ = ["chart", "curve", "sparkline"]
+__all__ = ["chart", "curve"]
 
 _BRAILLE = 0x2800
 _DOTS = ((0x01, 0x02, 0x04, 0x40), (0x08, 0x10, 0x20, 0x80))
 _LEAST_PLOT = 4
-_BLOCKS = "▁▂▃▄▅▆▇█"
 
 
 def curve(
@@ -65,15 +64,6 @@ def chart(
     room = width - gutter - len(first)
     ends = first + (f"{last:>{room}}" if room > len(last) else "")
     return [*lines, axis, f"{' ' * gutter}{ends}"[:width].ljust(width)]
-
-
-def sparkline(values: Sequence[float], width: int) -> str:
-    """The values as one line of `width` blocks."""
-    finite = [float(v) for v in values if math.isfinite(v)]
-    if not finite or width <= 0:
-        return " " * max(width, 0)
-    levels = _resampled(_normalised(finite), width)
-    return "".join(_BLOCKS[round(y * (len(_BLOCKS) - 1))] for y in levels).ljust(width)
 
 
 def _gutter(finite: list[float], width: int, height: int, label: Callable[[float], str]) -> int:

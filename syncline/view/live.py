@@ -10,14 +10,14 @@ import threading
 import time
 from typing import TextIO
 
-from rich.console import Console, ConsoleOptions, RenderResult
+from rich.console import Console, ConsoleOptions, Group, RenderResult
 from rich.live import Live
 from rich.text import Text
 
 from syncline.telemetry.events import Event, RunEnded, RunStarted, Summary, Warned, WorkerFailure, WorkerOutput
 from syncline.view.result import failure_panel, result_panel
 from syncline.view.screen import draw
-from syncline.view.state import RunState
+from syncline.view.state import MOST_WARNINGS, RunState
 from syncline.view.stream import unbreakable
 from syncline.view.words import clean, headline
 
@@ -25,7 +25,6 @@ __all__ = ["LiveView", "terminal"]
 
 _DRAWINGS_PER_S = 5
 _SPINNER = "⠋⠙⠹⠸⠼⠴⠦⠧⠇⠏"
-_MOST_WARNINGS = 20
 
 
 def terminal(stream: TextIO) -> Console:
@@ -39,37 +38,37 @@ class LiveView:
     def __init__(self, console: Console) -> None:
         self._console = console
         self._state = RunState()
-        # Rich draws on a thread of its own and holds its own lock then. Ours is held only to read or to write the
-        # state, never while printing: otherwise the two threads could wait for each other.
+        # Held to read or to write the state and the lines above, never while printing: rich holds a lock of its own
+        # then, and the two threads could wait for each other.
         self._lock = threading.Lock()
-        self._live: Live | None = None
-        self._is_over = False
+        self._above: list[Text] = []
         self._failure: WorkerFailure | None = None
+        self._live: Live | None = None
+        self._drawer: threading.Thread | None = None
+        self._closing = threading.Event()
 
     def on_event(self, event: Event) -> None:
         """Take it in; the next drawing shows it."""
         with self._lock:
             self._state.apply(event)
+            self._tell_above(event)
         if isinstance(event, Summary | RunEnded):
             self._finish(event)
-            return
-        if self._live is None and not self._is_over:
-            self._live = Live(
-                self,
-                console=self._console,
-                refresh_per_second=_DRAWINGS_PER_S,
-                transient=True,
-                vertical_overflow="crop",
-            )
-            self._live.start()
-        self._print_above(event)
+        elif self._closing.is_set():
+            self._print_above()
+        elif self._live is None:
+            self._start_drawing()
 
     def close(self) -> None:
         """Leave the terminal as it was found."""
-        self._is_over = True
-        live, self._live = self._live, None
-        if live is not None:
-            live.stop()
+        self._closing.set()
+        if self._drawer is not None:
+            self._drawer.join()
+        with self._lock:
+            self._tell_failure()
+        self._print_above()
+        if self._live is not None:
+            self._live.stop()
 
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
         """The picture now, for the terminal's size now."""
@@ -79,33 +78,64 @@ class LiveView:
             picture = draw(self._state, width=options.max_width - 1, height=console.size.height - 1, spin=spin)
         yield picture
 
+    def _start_drawing(self) -> None:
+        self._live = Live(self, console=self._console, auto_refresh=False, transient=True, vertical_overflow="crop")
+        self._live.start(refresh=True)
+        # One thread does all the drawing, a few times a second: however many events there are and however much the
+        # workers print, drawing costs the same.
+        self._drawer = threading.Thread(
+            target=self._keep_drawing, args=(self._live,), name="syncline-view", daemon=True
+        )  # fmt: skip
+        self._drawer.start()
+
+    def _keep_drawing(self, live: Live) -> None:
+        while not self._closing.wait(1 / _DRAWINGS_PER_S):
+            if not self._print_above():
+                live.refresh()
+
+    def _print_above(self) -> bool:
+        """Print the lines that are waiting, which also draws the picture anew; False if there are none."""
+        with self._lock:
+            lines, self._above = self._above, []
+        if lines:
+            self._console.print(Group(*lines))
+        return bool(lines)
+
     def _finish(self, event: Summary | RunEnded) -> None:
         self.close()
-        panel = failure_panel if isinstance(event, RunEnded) else result_panel
-        self._console.print(panel(self._state, event, self._console.width))  # type: ignore[arg-type]  # each its own
+        width = self._console.width
+        if isinstance(event, Summary):
+            self._console.print(result_panel(self._state, event, width))
+        else:
+            self._console.print(failure_panel(self._state, event, width))
 
-    def _print_above(self, event: Event) -> None:
-        failure, self._failure = self._failure, None
-        if failure is not None:  # and the run goes on; otherwise its end tells it whole
-            self._print(Text(f"✗ worker {failure.rank} is lost: {headline(failure.message)}", "red"))
+    def _tell_above(self, event: Event) -> None:
+        if isinstance(event, RunEnded):
+            self._failure = None  # the end of the run tells it whole
+        self._tell_failure()
         match event:
             case RunStarted():
                 for note in self._state.plan.notes:
-                    self._print(Text(note, "dim"))
+                    self._tell(Text(note, "dim"))
             case WorkerOutput():
-                text = Text.from_ansi(event.text.rstrip("\r\n").rpartition("\r")[2])
-                self._print(Text.assemble((f"[worker {event.rank}] ", "dim"), text) if event.rank else text)
-            case Warned() if self._state.warning_count <= _MOST_WARNINGS:
+                text = Text.from_ansi(clean(event.text, keep_colours=True))
+                self._tell(Text.assemble((f"[worker {event.rank}] ", "dim"), text) if event.rank else text)
+            case Warned() if self._state.warning_count <= MOST_WARNINGS:
                 who = f"worker {event.rank}: " if event.rank is not None else ""
-                self._print(Text.assemble(("! ", "bold yellow"), (f"{who}{_whole(event.message)}", "yellow")))
-            case Warned() if self._state.warning_count == _MOST_WARNINGS + 1:
-                self._print(Text(f"! Further warnings are only in {self._state.run_dir}/events.jsonl", "yellow"))
+                self._tell(Text.assemble(("! ", "bold yellow"), (f"{who}{_whole(event.message)}", "yellow")))
+            case Warned() if self._state.warning_count == MOST_WARNINGS + 1:
+                self._tell(Text(f"! Further warnings are only in {self._state.run_dir}/events.jsonl", "yellow"))
             case WorkerFailure():
                 self._failure = event
 
-    def _print(self, text: Text) -> None:
+    def _tell_failure(self) -> None:
+        failure, self._failure = self._failure, None
+        if failure is not None:
+            self._tell(Text(f"✗ worker {failure.rank} is lost: {headline(failure.message)}", "red"))
+
+    def _tell(self, text: Text) -> None:
         text.overflow = "fold"
-        self._console.print(text)
+        self._above.append(text)
 
 
 def _whole(message: str) -> str:

@@ -10,9 +10,9 @@ import codecs
 import sys
 from typing import Protocol, TextIO
 
-from syncline.telemetry.events import Event
+from syncline.telemetry.events import Event, RunEnded, WorkerFailure
 
-__all__ = ["Observer", "choose_view"]
+__all__ = ["Observer", "UntilTheEnd", "choose_view"]
 
 
 class Observer(Protocol):
@@ -23,6 +23,22 @@ class Observer(Protocol):
 
     def close(self) -> None:
         """Nothing more will happen. May be called twice."""
+
+
+class UntilTheEnd:
+    """Shows a run in another view, all but how it ended in failure or was stopped: that is somebody else's to tell."""
+
+    def __init__(self, view: Observer) -> None:
+        self._view = view
+
+    def on_event(self, event: Event) -> None:
+        """Pass it on, unless it is the end."""
+        if not isinstance(event, RunEnded | WorkerFailure):
+            self._view.on_event(event)
+
+    def close(self) -> None:
+        """Nothing more will happen."""
+        self._view.close()
 
 
 def choose_view(*, quiet: bool, json: bool, stream: TextIO | None = None) -> Observer:
@@ -48,7 +64,7 @@ def choose_view(*, quiet: bool, json: bool, stream: TextIO | None = None) -> Obs
             return LiveView(console)
     from syncline.view.plain import PlainLines
 
-    return PlainLines(out)
+    return PlainLines(out, sys.stderr)
 
 
 def _speaks_utf8(stream: TextIO) -> bool:

@@ -20,7 +20,7 @@ from syncline.telemetry.events import (
     WorkerOutput,
 )
 from syncline.view.curve import chart
-from syncline.view.state import RunState
+from syncline.view.state import MOST_WARNINGS, RunState
 from syncline.view.stream import unbreakable
 from syncline.view.words import (
     accuracy,
@@ -39,15 +39,18 @@ from syncline.view.words import (
 __all__ = ["PlainLines"]
 
 _EVERY_S = 10.0
-_MOST_WARNINGS = 20
 _CHART = (60, 5)
 
 
 class PlainLines:
-    """A line at the start, for each epoch or every ten seconds, for what people should not miss, and the result."""
+    """A line at the start, for each epoch or every ten seconds, for what people should not miss, and the result.
 
-    def __init__(self, stream: TextIO) -> None:
+    Why a run ended before its time goes to `errors`, if that is given.
+    """
+
+    def __init__(self, stream: TextIO, errors: TextIO | None = None) -> None:
         self._stream = unbreakable(stream)
+        self._errors = unbreakable(errors) if errors is not None else self._stream
         self._state = RunState()
         self._last_line_time: float | None = None
         self._last_line_step = -1
@@ -57,9 +60,9 @@ class PlainLines:
         """Write what it is worth."""
         state = self._state
         state.apply(event)
-        failure, self._failure = self._failure, None
-        if failure is not None and not isinstance(event, RunEnded):  # the end of the run tells it whole
-            self._line(f"worker {failure.rank} is lost: {headline(failure.message)}")
+        if isinstance(event, RunEnded):
+            self._failure = None  # the end of the run tells it whole
+        self._tell_failure()
         match event:
             case RunStarted():
                 self._started(event)
@@ -68,24 +71,25 @@ class PlainLines:
             case Evaluated():
                 results = [*metric_words(event.metrics), f"evaluated in {duration(event.seconds)}"]
                 self._line(f"epoch {event.epoch}/{state.plan.epochs}", *results)
-            case Warned() if state.warning_count <= _MOST_WARNINGS:
+            case Warned() if state.warning_count <= MOST_WARNINGS:
                 who = f" (worker {event.rank})" if event.rank is not None else ""
                 self._text(f"warning{who}: {event.message}")
-            case Warned() if state.warning_count == _MOST_WARNINGS + 1:
+            case Warned() if state.warning_count == MOST_WARNINGS + 1:
                 self._text(f"Further warnings are only in {state.run_dir}/events.jsonl")
             case WorkerOutput():
                 self._line(f"[worker {event.rank}] {clean(event.text)}" if event.rank else clean(event.text))
             case WorkerFailure():
                 self._failure = event
             case RunEnded():
-                for line in cause_first(event.message, state.failures) or [event.reason]:
-                    self._line(line)
                 self._checkpoint()
+                self._errors.write("".join(f"{clean(line)}\n" for line in cause_first(event.message, state.failures)))
+                self._errors.flush()
             case Summary():
                 self._summary(event)
 
     def close(self) -> None:
-        """Nothing is held back, so there is nothing to do."""
+        """Tell what was held back."""
+        self._tell_failure()
 
     def _started(self, event: RunStarted) -> None:
         plan = self._state.plan
@@ -148,6 +152,11 @@ class PlainLines:
         self._line(f"run directory: {event.run_dir}")
         if event.stopped_early:
             self._line(*state.next_steps[0])
+
+    def _tell_failure(self) -> None:
+        failure, self._failure = self._failure, None
+        if failure is not None:
+            self._line(f"worker {failure.rank} is lost: {headline(failure.message)}")
 
     def _checkpoint(self) -> None:
         saved = self._state.checkpoint

@@ -23,9 +23,9 @@ class Quiet:
     def on_event(self, event: Event) -> None:
         """Write it if it must not be missed."""
         self._state.apply(event)
-        failure, self._failure = self._failure, None
-        if failure is not None and not isinstance(event, RunEnded):  # the end of the run tells it whole
-            self._complain([f"worker {failure.rank} is lost: {headline(failure.message)}"])
+        if isinstance(event, RunEnded):
+            self._failure = None  # the end of the run tells it whole
+        self._tell_failure()
         match event:
             case Warned():
                 self._complain(f"warning: {event.message}".splitlines())
@@ -37,7 +37,13 @@ class Quiet:
                 self._result(event)
 
     def close(self) -> None:
-        """Nothing is held back, so there is nothing to do."""
+        """Tell what was held back."""
+        self._tell_failure()
+
+    def _tell_failure(self) -> None:
+        failure, self._failure = self._failure, None
+        if failure is not None:
+            self._complain([f"worker {failure.rank} is lost: {headline(failure.message)}"])
 
     def _complain(self, lines: list[str]) -> None:
         self._errors.write("".join(f"{clean(line)}\n" for line in lines))

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from rich.console import Group
 from rich.panel import Panel
+from rich.table import Table
 from rich.text import Text
 
 from syncline.telemetry.events import RunEnded, Summary
@@ -42,11 +43,11 @@ def result_panel(state: RunState, summary: Summary, width: int) -> Panel:
     charts = _charts(state, inner)
     if charts:
         lines += [Text(), *charts]
-    body: list[Text] = [*lines, Text(), *_pointers(state, summary, inner)]
     colour = "yellow" if summary.stopped_early else "green"
     how = "stopped early" if summary.stopped_early else "done"
     title = Text.assemble((state.plan.title, "bold"), (f" {how}", f"bold {colour}"))
-    return Panel(Group(*body), title=title, title_align="left", border_style=colour, width=outer, padding=(0, 1))
+    body = Group(*lines, Text(), _pointers(state, summary, inner))
+    return Panel(body, title=title, title_align="left", border_style=colour, width=outer, padding=(0, 1))
 
 
 def failure_panel(state: RunState, ended: RunEnded, width: int) -> Panel:
@@ -106,16 +107,17 @@ def _chart(series: Series, width: int, colour: str) -> list[Text]:
     return [title, *(coloured_row(row, colour) for row in rows[:-2]), *(Text(row, "dim") for row in rows[-2:])]
 
 
-def _pointers(state: RunState, summary: Summary, width: int) -> list[Text]:
-    room = width - _LABEL
-    lines = [Text.assemble((f"{'run':<{_LABEL}}", "dim"), summary.run_dir, overflow="fold")]
+def _pointers(state: RunState, summary: Summary, width: int) -> Table:
+    """Where everything is, and what to type next; each reason stands beside its command if it fits there."""
     steps = state.next_steps
     longest = max((len(what) for what, _ in steps), default=0)
+    is_roomy = all(_LABEL + longest + 2 + len(why) <= width for _, why in steps)
+    table = Table.grid()
+    table.add_column(width=_LABEL, style="dim")
+    table.add_column(overflow="fold")
+    table.add_row("run", Text(summary.run_dir))
     for i, (what, why) in enumerate(steps):
-        label = (f"{'' if i else 'next':<{_LABEL}}", "dim")
-        if longest + 2 + max(len(w) for _, w in steps) <= room:
-            lines.append(Text.assemble(label, (f"{what:<{longest}}", "bold"), (f"  {why}", "dim")))
-        else:
-            lines.append(Text.assemble(label, (what, "bold"), overflow="fold"))
-            lines.append(Text(f"{'':<{_LABEL}}{why}", "dim"))
-    return lines
+        fits = _LABEL + len(what) + 2 + len(why) <= width
+        gap = " " * (longest - len(what) + 2) if is_roomy else "  " if fits else "\n"
+        table.add_row("" if i else "next", Text.assemble((what, "bold"), (f"{gap}{why}", "dim")))
+    return table

@@ -26,7 +26,7 @@ _MARKS: dict[WorkerStatus, tuple[str, str]] = {
     "starting": ("○", "dim"), "training": ("●", "green"), "finished": ("✓", "green"), "lost": ("✗", "bold red"),
 }  # fmt: skip
 _MOST_WORKERS = 8
-_WIDE = 84
+_WIDE = 78
 _GAP = 4
 _LABEL = 7
 _LOGARITHMIC_FROM = 8
@@ -45,6 +45,8 @@ def draw(state: RunState, *, width: int, height: int, spin: str = "") -> Text:
         lines = [line for block in blocks for line in block]
     else:
         lines = [line for i, block in enumerate(blocks) for line in ([Text(), *block] if i else block)]
+    for line in lines[:height]:
+        line.truncate(width)
     picture = Text("\n", no_wrap=True, overflow="crop", end="").join(lines[:height])
     picture.no_wrap, picture.overflow, picture.end = True, "crop", ""
     return picture
@@ -88,7 +90,8 @@ def scaled(series: Series) -> tuple[Sequence[float], Callable[[float], str], Tex
     """
     finite = [v for v in series.values if math.isfinite(v)]
     title = Text(series.name, "bold")
-    if "loss" in series.name and finite and min(finite) > 0 and max(finite) / min(finite) >= _LOGARITHMIC_FROM:
+    low, high = min(finite, default=0.0), max(finite, default=0.0)
+    if "loss" in series.name.lower() and 0 < low * _LOGARITHMIC_FROM <= high < 1e300:
         title.append("  logarithmic", "not bold dim")
         return [math.log(v) for v in finite], lambda v: number(math.exp(v)), title
     return series.values, partial(metric, series.name), title
@@ -228,7 +231,8 @@ def _bottom(state: RunState, width: int) -> list[Text]:
         texts = [*_metric_texts(last.metrics), Text(f"after epoch {last.epoch}", "dim")]
         lines += _labelled("test", flow(texts, room, "   "))
     if state.checkpoint is not None:
-        age = f", {duration(state.checkpoint_age_s or 0.0)} ago"
+        age_s = state.checkpoint_age_s or 0.0
+        age = f", {duration(age_s)} ago" if age_s >= 1 else ", just now"
         lines += _labelled("saved", flow([Text(f"step {state.checkpoint.step:,}{age}")], room, ""))
     if state.run_dir:
         lines += _labelled("run", flow([Text(state.run_dir)], room, ""))

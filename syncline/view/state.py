@@ -27,7 +27,7 @@ from syncline.telemetry.events import (
 )
 from syncline.view.words import best_metric, clean, count, next_steps
 
-__all__ = ["History", "PlanFacts", "RunState", "Series", "WorkerState", "WorkerStatus"]
+__all__ = ["MOST_WARNINGS", "History", "PlanFacts", "RunState", "Series", "WorkerState", "WorkerStatus"]
 
 WorkerStatus = Literal["starting", "training", "finished", "lost"]
 
@@ -35,7 +35,8 @@ _SMOOTHING_S = 4.0
 _LEAST_ELAPSED_S = 1.0
 """Before that, a time left would be a guess about a machine that is still warming up."""
 _PHASES = ("data", "forward", "compute", "backward", "exchange", "update")
-_MOST_WARNINGS = 20
+MOST_WARNINGS = 20
+"""So many are shown; the rest are in the run's events."""
 _MOST_EVALUATIONS = 512
 _MOST_LOGGED = 32
 
@@ -187,7 +188,7 @@ class RunState:
         self.evaluations: list[Evaluated] = []
         self.phases: dict[str, float] = {}
         self.checkpoint: CheckpointSaved | None = None
-        self.warnings: deque[Warned] = deque(maxlen=_MOST_WARNINGS)
+        self.warnings: deque[Warned] = deque(maxlen=MOST_WARNINGS)
         self.warning_count = 0
         self.failures: list[WorkerFailure] = []
         self.summary: Summary | None = None
@@ -229,7 +230,8 @@ class RunState:
     @property
     def title(self) -> list[str]:
         """What is trained, by how many and how: the parts of a header."""
-        parts = [self.plan.title, count(self.plan.workers or len(self.workers), "worker"), self.plan.strategy]
+        workers = self.plan.workers or len(self.workers)
+        parts = [self.plan.title, count(workers, "worker") if workers else "", self.plan.strategy]
         if self.resumed_from_step is not None:
             parts.append(f"resumed at step {self.resumed_from_step:,}")
         return [part for part in parts if part]

@@ -18,7 +18,9 @@ __all__ = [
 ]  # fmt: skip
 
 _ESCAPE = re.compile(r"\x1b\][^\x07\x1b]*(?:\x07|\x1b\\)|\x1b\[[0-?]*[ -/]*[@-~]|\x1b[ -/]*[0-~]?")
+_COLOUR = re.compile(r"\x1b\[[0-9;]*m")
 _CONTROL = re.compile(r"[\x00-\x08\x0a-\x1f\x7f-\x9f]")
+_CONTROL_BUT_ESCAPE = re.compile(r"[\x00-\x08\x0a-\x1a\x1c-\x1f\x7f-\x9f]")
 _WORD = re.compile(r"[a-z0-9]+")
 
 
@@ -28,9 +30,11 @@ def count(amount: int, thing: str) -> str:
 
 
 def duration(seconds: float) -> str:
-    """`0.4 s`, `12 s`, `3 min 05 s`, `2 h 07 min`, `3 d 04 h`."""
+    """`35 ms`, `0.4 s`, `12 s`, `3 min 05 s`, `2 h 07 min`, `3 d 04 h`."""
     if not math.isfinite(seconds) or seconds < 0:
         return "? s"
+    if 0 < seconds < 0.0995:
+        return f"{1000 * seconds:.2g} ms"
     if seconds < 9.95:
         return f"{seconds:.1f} s"
     whole = round(seconds)
@@ -107,10 +111,15 @@ def best_metric(names: Iterable[str]) -> str | None:
     return min(names, key=lambda n: (not is_accuracy(n), "loss" in n.lower()), default=None)
 
 
-def clean(text: str) -> str:
-    """A line as it would look on a terminal, without anything that could move its cursor or change its colours."""
-    text = _ESCAPE.sub("", text.rstrip("\r\n"))
-    return _CONTROL.sub("", text.rpartition("\r")[2])  # a progress bar overwrites its line: its last state counts
+def clean(text: str, *, keep_colours: bool = False) -> str:
+    """A line as it would look on a terminal, without anything that could move its cursor, and without its colours."""
+
+    def kept(escape: re.Match[str]) -> str:
+        return escape[0] if keep_colours and _COLOUR.fullmatch(escape[0]) else ""
+
+    text = _ESCAPE.sub(kept, text.rstrip("\r\n"))
+    text = text.rpartition("\r")[2]  # a progress bar overwrites its line: its last state counts
+    return (_CONTROL_BUT_ESCAPE if keep_colours else _CONTROL).sub("", text)
 
 
 def headline(message: str) -> str:

@@ -212,7 +212,7 @@ def _check_convertible(name: str, module: _BatchNorm) -> None:
         raise ConfigError(
             f"Layer {name!r} is a {kind}, a batch normalisation with a forward of its own, so Syncline cannot make it "
             "use the statistics of the global batch, and several workers would not compute what one computes. Use "
-            "nn.BatchNorm1d, 2d or 3d (Syncline synchronises them itself), or train with one worker."
+            "nn.BatchNorm1d, 2d or 3d (Syncline synchronises them itself), or set batch_norm to 'local' to do without."
         )
 
 

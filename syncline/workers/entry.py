@@ -31,6 +31,9 @@ from syncline.workers.runtime import Runtime
 
 __all__ = ["load_trained_model", "run_worker"]
 
+_SAMPLES_SHOWN = 8
+"""How many of the samples in flight a failure names: enough to look at, and to see what they have in common."""
+
 
 def run_worker(ticket: Ticket) -> int:
     """Take part in the run that `ticket` names; the process's exit code is returned."""
@@ -50,7 +53,7 @@ def run_worker(ticket: Ticket) -> int:
         return 0
     except BaseException as error:
         step, samples = runtime.in_flight if runtime else (0, None)
-        shown = [int(s) for s in samples[:8]] if samples is not None else []
+        shown = [int(s) for s in samples[:_SAMPLES_SHOWN]] if samples is not None else []
         link.send(describe_failure(error, rank=link.rank, step=step, samples=shown))
         if runtime is not None:
             runtime.collective.abort()  # nobody should wait for this worker any more

@@ -64,7 +64,6 @@ class Job:
             self.replica, self.exchange, self.recorder, clip_norm=task.clip_norm, stop_wanted=runtime.stop_wanted
         )
         self._evaluated_at = -1
-        self._skipped = 0
 
     @property
     def lr(self) -> float:
@@ -117,16 +116,14 @@ class Job:
         mine = not math.isfinite(loss)
         if self.plan.on_nan == "skip":
             if mine:
-                self._skipped += 1
                 self.recorder.emit(Warned(rank=self.runtime.rank, message=f"{self._where(share, loss)} Step skipped."))
             return
         if not mine:
             raise PeerLost("Another worker's loss is not finite.")
-        last = f" The learning rate was {self.lr:g}." if position.step else ""
+        rate = f" The learning rate was {self.lr:g}." if position.step else ""
         raise NonFiniteLoss(
-            f"{self._where(share, loss)}{last} Nothing was updated with it. Lower the learning rate, set --clip-norm 1, "
-            "look at these samples, or go "
-            "on without such steps with --on-nan skip."
+            f"{self._where(share, loss)}{rate} Nothing was updated with it. Lower the learning rate, set "
+            "--clip-norm 1, look at these samples, or go on without such steps with --on-nan skip."
         )
 
     def after_epoch(self, position: Position) -> None:

@@ -1,0 +1,1 @@
+"""Measuring Syncline against what people would use instead, side by side on the same machine."""

@@ -1,0 +1,129 @@
+"""Running a command as its own process and finding out when its first training step was complete.
+
+Here: `time_to_first_step`, and leaving nothing behind. The commands start processes of their own, in sessions of their
+own, so neither the process group nor the parent tells who belongs to them. A mark in the environment does: every
+process inherits it. Not here: which commands (`startup.py`).
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import threading
+import time
+import uuid
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+
+from syncline.errors import SynclineError
+
+__all__ = ["marked", "time_to_first_step"]
+
+_MARK = "SYNCLINE_BENCH_MARK"
+_GRACE_S = 5.0
+_LAST_LINES = 40
+
+
+def time_to_first_step(
+    command: Sequence[str], *, environment: Mapping[str, str], folder: Path, timeout_s: float
+) -> float:
+    """Seconds from starting `command` to the moment that rank 0 had completed its first optimiser step.
+
+    The command says when that was: a line `{"event": "progress", "rank": 0, "step": 1, "time": ...}` on its standard
+    output, as `syncline train --json` writes it. The command is then waited for, so that the next one runs alone.
+    """
+    mark = uuid.uuid4().hex
+    started = time.time()
+    process = subprocess.Popen(
+        command,
+        cwd=folder,
+        env={**os.environ, **environment, _MARK: mark},
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        errors="replace",
+        start_new_session=True,  # Ctrl-C is for whoever measures
+    )
+    try:
+        output, complaints = process.communicate(timeout=timeout_s)
+    except subprocess.TimeoutExpired:
+        raise SynclineError(f"{_words(command)} did not end within {timeout_s:g} s.") from None
+    finally:
+        _end(process, mark)
+    if process.returncode != 0:
+        last_words = _tail(complaints or output)
+        raise SynclineError(
+            f"{_words(command)} ended with exit code {process.returncode}. Its last words:\n{last_words}"
+        )
+    for line in output.splitlines():
+        done = _first_step(line)
+        if done is not None:
+            return done - started
+    raise SynclineError(f"{_words(command)} reported no first step. Its last words:\n{_tail(output + complaints)}")
+
+
+def marked(mark: str) -> list[int]:
+    """The live processes that carry this mark."""
+    wanted = f"{_MARK}={mark}".encode()
+    found = []
+    for entry in os.listdir("/proc"):
+        if entry.isdigit():
+            try:
+                environment = Path("/proc", entry, "environ").read_bytes()
+            except OSError:
+                continue  # gone in the meantime, or somebody else's
+            if wanted in environment.split(b"\0"):
+                found.append(int(entry))
+    return found
+
+
+def _first_step(line: str) -> float | None:
+    if not line.startswith("{"):
+        return None
+    try:
+        event = json.loads(line)
+    except ValueError:
+        return None
+    is_it = event.get("event") == "progress" and event.get("rank") == 0 and event.get("step") == 1
+    return float(event["time"]) if is_it else None
+
+
+def _end(process: subprocess.Popen[str], mark: str) -> None:
+    """End what is left: asked politely first, because torchrun and Syncline then end their own."""
+    with _uninterrupted():
+        if process.poll() is None:
+            process.terminate()
+        deadline = time.monotonic() + _GRACE_S
+        while process.poll() is None or marked(mark):
+            if time.monotonic() > deadline:
+                for pid in marked(mark):
+                    os.kill(pid, signal.SIGKILL)
+            time.sleep(0.02)
+        for pipe in (process.stdout, process.stderr):
+            if pipe is not None:
+                pipe.close()
+
+
+@contextmanager
+def _uninterrupted() -> Iterator[None]:
+    """A second Ctrl-C must not stop the cleaning up after the first."""
+    if threading.current_thread() is not threading.main_thread():
+        yield  # only the main thread gets Ctrl-C
+        return
+    previous = signal.signal(signal.SIGINT, signal.SIG_IGN)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, previous)
+
+
+def _words(command: Sequence[str]) -> str:
+    return f"'{' '.join(Path(part).name if os.path.isabs(part) else part for part in command[:6])} ...'"
+
+
+def _tail(text: str) -> str:
+    return "\n".join(text.strip().splitlines()[-_LAST_LINES:]) or "(none)"

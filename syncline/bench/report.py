@@ -1,0 +1,252 @@
+"""Figures in words and tables: on the terminal, in `bench.md` and in `bench.json`.
+
+Here: `Report` and its forms, pure but for `write`. Not here: taking measurements (`harness.py`). Every ratio is formed
+inside a round before the median is taken; the range beside a median is the middle half of the rounds.
+"""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console, Group
+from rich.table import Table
+from rich.text import Text
+
+from syncline.bench.harness import SuiteResult, Verdict
+from syncline.bench.machine import BenchMachine
+from syncline.bench.statistics import Spread, spread
+
+__all__ = ["Report", "as_dict", "as_lines", "as_markdown", "as_rich", "show", "verdict_in_words", "write"]
+
+_FORMAT = 1
+_BEYOND_DOUBT = 0.8
+_COLUMNS = ("", "median", "middle half", "times the baseline")
+
+
+@dataclass
+class Report:
+    """All that one `syncline bench` measured."""
+
+    machine: BenchMachine
+    is_quick: bool
+    started: float = field(default_factory=time.time)
+    results: list[SuiteResult] = field(default_factory=list)
+    problems: list[str] = field(default_factory=list)
+    """Suites that could not be prepared."""
+    is_interrupted: bool = False
+
+    @property
+    def failures(self) -> list[str]:
+        """Everything that did not work, a sentence each."""
+        failed = [
+            f"{r.suite.name}: {name} failed{' and was left out' * outcome.is_out}. {outcome.failures[-1]}"
+            for r in self.results
+            for name, outcome in r.outcomes.items()
+            if outcome.failures
+        ]
+        return [*self.problems, *failed]
+
+
+def write(report: Report, folder: Path) -> None:
+    """`bench.md` for people and `bench.json` for programs."""
+    (folder / "bench.md").write_text(as_markdown(report), encoding="utf-8")
+    (folder / "bench.json").write_text(json.dumps(as_dict(report), indent=1) + "\n", encoding="utf-8")
+
+
+def as_dict(report: Report) -> dict[str, Any]:
+    """As plain data, every single measurement included."""
+    return {
+        "format": _FORMAT,
+        "started": report.started,
+        "is_quick": report.is_quick,
+        "is_interrupted": report.is_interrupted,
+        "machine": report.machine.to_dict(),
+        "problems": report.problems,
+        "suites": [_suite_as_dict(r) for r in report.results],
+    }
+
+
+def as_lines(report: Report) -> Iterator[str]:
+    """As plain text."""
+    for result in report.results:
+        yield f"{result.suite.name}: {result.suite.measures}"
+        yield _rounds(result)
+        rows = [_COLUMNS, *_rows(result)]
+        widths = [max(len(row[i]) for row in rows) for i in range(len(_COLUMNS))]
+        for row in rows:
+            yield ("  " + "   ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True))).rstrip()
+        yield from (verdict_in_words(result, v) for v in result.verdicts())
+        yield ""
+    yield from report.failures
+    yield from report.machine.in_words()
+    yield from _caveats(report)
+
+
+def as_rich(report: Report) -> Group:
+    """The same for a terminal."""
+    parts: list[Table | Text] = []
+    for result in report.results:
+        parts.append(Text.assemble((result.suite.name, "bold"), f": {result.suite.measures}"))
+        parts.append(Text(_rounds(result), "dim"))
+        table = Table(box=None, padding=(0, 3, 0, 2), header_style="dim")
+        for i, column in enumerate(_COLUMNS):
+            table.add_column(column, justify="left" if i == 0 else "right")
+        for row in _rows(result):
+            table.add_row(*map(Text, row))
+        parts.append(table)
+        for verdict in result.verdicts():
+            parts.append(Text(verdict_in_words(result, verdict), _colour(verdict)))
+        parts.append(Text())
+    parts += [Text(line, "red") for line in report.failures]
+    parts += [Text(line, "dim") for line in (*report.machine.in_words(), *_caveats(report))]
+    return Group(*parts)
+
+
+def as_markdown(report: Report) -> str:
+    """The same as a page."""
+    lines = [
+        "# Syncline bench",
+        "",
+        time.strftime("Measured on %Y-%m-%d at %H:%M:%S UTC.", time.gmtime(report.started)),
+        *report.machine.in_words(),
+        *_caveats(report),
+        "",
+        "The contenders of a suite ran in turn, round after round, after one round to warm up. A ratio is formed "
+        "inside a round before the median over the rounds is taken. Ranges are the middle half of the rounds. "
+        "All measurements are in `bench.json`.",
+    ]
+    for result in report.results:
+        lines += ["", f"## {result.suite.name}", "", result.suite.measures, _rounds(result), ""]
+        lines += [_markdown_row(_COLUMNS), "|---|---:|---:|---:|", *(_markdown_row(row) for row in _rows(result)), ""]
+        lines += [f"- **{c.name}**: {c.what}" for c in result.suite.contenders if c.what]
+        lines += [f"\n{verdict_in_words(result, v)}" for v in result.verdicts()]
+    if report.failures:
+        lines += ["", "## What did not work", *(f"\n{_indented(f)}" for f in report.failures)]
+    return "\n".join(lines) + "\n"
+
+
+def verdict_in_words(result: SuiteResult, verdict: Verdict) -> str:
+    """Whether a goal was met, and how clearly."""
+    goal, ratio = verdict.goal, verdict.ratio
+    wanted = f"'{goal.contender}' was to be {goal.bound} {goal.limit:.2f} times '{result.suite.baseline}'"
+    if ratio is None:
+        return f"Goal not judged: {wanted}, but no round has both."
+    clarity = f"{verdict.rounds_that_agree} of {ratio.count} rounds say so"
+    if verdict.rounds_that_agree < _BEYOND_DOUBT * ratio.count:
+        clarity += ", which leaves doubt"
+    return (
+        f"Goal {'met' if verdict.is_met else 'NOT met'}: {wanted}, and is {_ratio(ratio)}, "
+        f"that is {_more_or_less(ratio.median)}; {clarity}."
+    )
+
+
+def show(report: Report, console: Console) -> None:
+    """On a terminal that can show it, as a table with colours; else as plain lines."""
+    if console.is_terminal and not console.is_dumb_terminal:
+        console.print(as_rich(report))
+    else:
+        for line in as_lines(report):
+            console.out(line, highlight=False)
+
+
+def _suite_as_dict(result: SuiteResult) -> dict[str, Any]:
+    suite = result.suite
+    return {
+        "name": suite.name,
+        "measures": suite.measures,
+        "unit": suite.unit,
+        "baseline": suite.baseline,
+        "rounds": result.rounds,
+        "is_interrupted": result.is_interrupted,
+        "contenders": [
+            {
+                "name": c.name,
+                "what": c.what,
+                "values": result.outcomes[c.name].values,
+                "failures": result.outcomes[c.name].failures,
+                "spread": _spread_as_dict(result.spread(c.name)),
+                "ratios": result.ratios(c.name),
+                "ratio": _spread_as_dict(spread(result.ratios(c.name))),
+            }
+            for c in suite.contenders
+        ],
+        "goals": [
+            {
+                "contender": v.goal.contender,
+                "bound": v.goal.bound,
+                "limit": v.goal.limit,
+                "is_met": v.is_met,
+                "rounds_that_agree": v.rounds_that_agree,
+                "in_words": verdict_in_words(result, v),
+            }
+            for v in result.verdicts()
+        ],
+    }
+
+
+def _spread_as_dict(found: Spread | None) -> dict[str, Any] | None:
+    return asdict(found) if found else None
+
+
+def _rows(result: SuiteResult) -> list[tuple[str, str, str, str]]:
+    rows = []
+    for contender in result.suite.contenders:
+        times, ratio = result.spread(contender.name), spread(result.ratios(contender.name))
+        failed = " (failed)" if result.outcomes[contender.name].failures else ""
+        is_baseline = contender.name == result.suite.baseline
+        rows.append(
+            (
+                contender.name + failed,
+                f"{_number(times.median)} {result.suite.unit}" if times else "-",
+                f"{_number(times.low)}–{_number(times.high)}" if times else "-",
+                "1 (the baseline)" if is_baseline and times else _ratio(ratio) if ratio else "-",
+            )
+        )
+    return rows
+
+
+def _rounds(result: SuiteResult) -> str:
+    done = max(len(o.values) for o in result.outcomes.values())
+    if result.is_interrupted:
+        return f"Interrupted in round {done} of {result.rounds}." if done else "Interrupted while warming up."
+    return f"{done} round{'s' * (done != 1)}."
+
+
+def _caveats(report: Report) -> list[str]:
+    caveats = []
+    if report.is_quick:
+        caveats.append("This was a quick bench: a first look, too few rounds for a conclusion.")
+    if report.is_interrupted:
+        caveats.append("It was interrupted: this is what had been measured by then.")
+    return caveats
+
+
+def _colour(verdict: Verdict) -> str:
+    return {True: "green", False: "yellow", None: "dim"}[verdict.is_met]
+
+
+def _number(value: float) -> str:
+    return f"{value:.4g}" if value < 1e4 else f"{value:,.0f}"
+
+
+def _ratio(ratio: Spread) -> str:
+    return f"{ratio.median:.3f} ({ratio.low:.3f}–{ratio.high:.3f})"
+
+
+def _more_or_less(ratio: float) -> str:
+    percent = 100 * abs(ratio - 1)
+    return f"{percent:.1f}% {'more' if ratio >= 1 else 'less'}"
+
+
+def _markdown_row(cells: tuple[str, ...]) -> str:
+    return f"| {' | '.join(cell.replace('|', '/') for cell in cells)} |"
+
+
+def _indented(text: str) -> str:
+    first, *rest = text.splitlines()
+    return "\n".join([first, *(f"    {line}" for line in rest)])

@@ -1,0 +1,1 @@
+"""Programs that `syncline bench` runs as processes of their own, by path."""

@@ -1,0 +1,108 @@
+"""How long it takes from the command to the first training step.
+
+Here: the real commands, each started as a user starts it. "First training step" means the same for all: the moment, by
+the machine's clock, at which rank 0 has completed its first optimiser step. LeNet, one batch of 128 random images that
+are in memory, SGD with momentum, one thread per process, Python and torch as installed.
+"""
+
+from __future__ import annotations
+
+import os
+import socket
+import sys
+import tempfile
+from collections.abc import Callable, Generator
+from pathlib import Path
+
+from syncline.bench.harness import Contender, Goal, Settings, Suite
+from syncline.bench.processes import time_to_first_step
+from syncline.bench.scripts.startup_samples import BATCH
+
+__all__ = ["suites"]
+
+_SCRIPTS = Path(__file__).parent / "scripts"
+_TIMEOUT_S = 180.0
+_WORKERS = 2
+
+
+def suites(settings: Settings) -> Generator[Suite, None, None]:
+    """One suite."""
+    del settings  # a start cannot be shortened; a quick bench has fewer rounds
+    with tempfile.TemporaryDirectory(prefix="syncline-bench-") as folder:
+        yield _suite(Path(folder))
+
+
+def _suite(folder: Path) -> Suite:
+    return Suite(
+        name="startup",
+        measures=f"Time from the command to the end of the first training step: LeNet, {_WORKERS} workers, "
+        f"a batch of {BATCH} images in memory, one thread per process.",
+        unit="s",
+        baseline="torchrun, DDP",
+        contenders=(
+            Contender(
+                name="torchrun, DDP",
+                measure=_timed(_torchrun, folder),
+                what="torchrun --nproc-per-node 2 with DistributedDataParallel on gloo.",
+            ),
+            Contender(
+                name="syncline train",
+                measure=_timed(lambda: _syncline("startup_task.py", folder), folder),
+                what="syncline train --workers 2, the model by its name.",
+            ),
+            Contender(
+                name="syncline train, own model",
+                measure=_timed(lambda: _syncline("startup_own_model.py", folder), folder),
+                what="syncline train --workers 2, the model written in the task file, which imports torch for it.",
+            ),
+            Contender(
+                name="python",
+                measure=_timed(lambda: [sys.executable, str(_SCRIPTS / "startup_plain.py")], folder),
+                what="One process without any framework, for reference.",
+            ),
+        ),
+        goals=(
+            Goal(contender="syncline train", limit=1.0),
+            Goal(contender="syncline train, own model", limit=1.0),
+        ),
+    )
+
+
+def _timed(command: Callable[[], list[str]], folder: Path) -> Callable[[], float]:
+    def measure() -> float:
+        return time_to_first_step(command(), environment=_environment(), folder=folder, timeout_s=_TIMEOUT_S)
+
+    return measure
+
+
+def _environment() -> dict[str, str]:
+    """The same for all: one thread, loopback, and this very Syncline even if it is not installed."""
+    root = str(Path(__file__).parents[2])
+    path = os.pathsep.join(p for p in (root, os.environ.get("PYTHONPATH", "")) if p)
+    return {
+        "OMP_NUM_THREADS": "1",
+        "MKL_NUM_THREADS": "1",
+        "OPENBLAS_NUM_THREADS": "1",
+        "GLOO_SOCKET_IFNAME": "lo",
+        "PYTHONPATH": path,
+    }
+
+
+def _torchrun() -> list[str]:
+    # The module behind the command `torchrun`. A port of its own, so that other jobs of this machine do not clash.
+    launcher = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", str(_WORKERS)]
+    return [*launcher, "--master-port", str(_free_port()), str(_SCRIPTS / "startup_ddp.py")]
+
+
+def _syncline(task: str, folder: Path) -> list[str]:
+    # One batch and one epoch: the first step ends the epoch, at which a worker reports with the time.
+    how = ["--workers", str(_WORKERS), "--batch", str(BATCH), "--epochs", "1", "--threads", "1"]
+    command = [sys.executable, "-m", "syncline.cli.main", "train", f"{_SCRIPTS / task}:task"]
+    return [*command, *how, "--json", "--out", str(folder / "runs")]
+
+
+def _free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port: int = probe.getsockname()[1]
+        return port

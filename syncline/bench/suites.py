@@ -1,0 +1,44 @@
+"""The suites by name. A new one is a new line here and one new file.
+
+A suite's file has a generator `suites(settings)`. It gets ready, yields one `Suite` after the other, each of which is
+measured before the next is asked for, and cleans up at the end: a `with` around the `yield` does that on every way out.
+"""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Generator, Iterable
+from typing import NamedTuple
+
+from syncline.bench.harness import Settings, Suite
+from syncline.errors import UnknownName
+
+__all__ = ["SUITES", "Entry", "choose", "prepare"]
+
+
+class Entry(NamedTuple):
+    """Where a suite is, and what it is about."""
+
+    module: str
+    summary: str
+
+
+SUITES = {
+    "startup": Entry("syncline.bench.startup", "from the command to the first training step, against torchrun and DDP"),
+    "overhead": Entry("syncline.bench.overhead", "the built-in loop's cost per step, against a loop written by hand"),
+}
+
+
+def choose(names: Iterable[str]) -> list[str]:
+    """The names in the order given, each once; all of them if none is given."""
+    chosen = list(dict.fromkeys(names)) or list(SUITES)
+    for name in chosen:
+        if name not in SUITES:
+            raise UnknownName.among("bench suite", name, SUITES)
+    return chosen
+
+
+def prepare(name: str, settings: Settings) -> Generator[Suite, None, None]:
+    """The suites that `name` stands for. Close it to clean up."""
+    made: Generator[Suite, None, None] = importlib.import_module(SUITES[name].module).suites(settings)
+    return made

@@ -1,0 +1,71 @@
+"""What every test gets: a place of its own, and the check that nothing is left behind."""
+
+from __future__ import annotations
+
+import os
+import tempfile
+import threading
+from pathlib import Path
+
+import pytest
+
+SHARED_DATA = Path(__file__).parents[2] / "shared" / "data"
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _find_real_data() -> None:
+    if SHARED_DATA.is_dir():
+        os.environ.setdefault("SYNCLINE_DATA", str(SHARED_DATA))
+
+
+@pytest.fixture(autouse=True)
+def _leaves_nothing_behind(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch):
+    """No process, thread, shared-memory segment or temporary file may outlive a test, be it a failing one."""
+    temporary = tmp_path_factory.mktemp("tmp")
+    monkeypatch.setenv("TMPDIR", str(temporary))
+    monkeypatch.setattr(tempfile, "tempdir", str(temporary))
+    segments, children = _shared_memory(), _descendants()
+    yield
+    left = {
+        "processes": sorted(_command(p) for p in _descendants() - children if _is_ours(p)),
+        "shared memory": sorted(_shared_memory() - segments),
+        "temporary files": sorted(str(p) for p in temporary.rglob("*") if p.is_file() or p.is_socket()),
+        "threads": sorted(t.name for t in threading.enumerate() if t.name.startswith("syncline-")),
+    }
+    assert not any(left.values()), f"left behind: { {k: v for k, v in left.items() if v} }"
+
+
+def _shared_memory() -> set[str]:
+    return set(os.listdir("/dev/shm")) if os.path.isdir("/dev/shm") else set()
+
+
+def _descendants() -> set[int]:
+    """The processes that this one started, directly or not."""
+    parents = {}
+    for entry in os.listdir("/proc"):
+        if entry.isdigit():
+            try:
+                stat = Path("/proc", entry, "stat").read_text()
+            except OSError:
+                continue
+            fields = stat.rpartition(")")[2].split()
+            if fields[0] != "Z":
+                parents[int(entry)] = int(fields[1])
+    found, frontier = set(), {os.getpid()}
+    while frontier:
+        frontier = {pid for pid, parent in parents.items() if parent in frontier} - found
+        found |= frontier
+    return found
+
+
+def _command(pid: int) -> str:
+    try:
+        return f"{pid}: " + Path("/proc", str(pid), "cmdline").read_bytes().replace(b"\0", b" ").decode()[:200]
+    except OSError:
+        return ""
+
+
+def _is_ours(pid: int) -> bool:
+    command = _command(pid)
+    # Python's own helpers for multiprocessing live as long as the test session, by design.
+    return bool(command) and "resource_tracker" not in command and "forkserver" not in command

@@ -1,0 +1,266 @@
+"""Every collective keeps the contract: one worker, threads, shared memory and torch.distributed, in real processes."""
+
+from __future__ import annotations
+
+import gc
+import os
+import signal
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from functools import cache, partial
+from typing import Any
+
+import pytest
+import torch
+from rank_processes import (
+    Died,
+    GlooRanks,
+    RankProcesses,
+    SharedMemoryRanks,
+    _open_shared_memory,
+    abort,
+    children,
+    control_segment,
+    mapped_segments,
+    named_segments,
+    start_fork_server,
+    stop_fork_server,
+)
+
+from syncline.comms.collective import Collective, Solo
+from syncline.comms.shared_memory import SharedMemory, SharedMemoryFull
+from syncline.errors import PeerLost
+from syncline.testing import collective_contract as contract
+from syncline.testing.threads import run_on_threads
+
+CPU = torch.device("cpu")
+RANKS = [
+    ("solo", 1),
+    *(("threads", n) for n in (1, 2, 3, 4)),
+    *(("shared memory", n) for n in (1, 2, 3, 4, 5)),  # more than the two cores of a small machine
+    *(("gloo", n) for n in (2, 3)),
+]
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _nothing_is_left_behind() -> Iterator[None]:
+    children_before, segments_before, named_before = children(), mapped_segments(), named_segments()
+    start_fork_server()
+    yield
+    stop_fork_server()
+    gc.collect()
+    assert children() <= children_before
+    assert mapped_segments() == segments_before
+    assert named_segments() <= named_before
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _one_thread_per_rank() -> Iterator[None]:
+    """As in the processes, where ranks would otherwise fight for cores."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)
+
+
+@pytest.fixture(scope="module")
+def runner_of(_nothing_is_left_behind: None) -> Iterator[Callable[[str, int], contract.Runner]]:
+    """The runner for a transport and a number of ranks; its processes are started once and kept for this module."""
+    opened: list[RankProcesses] = []
+
+    @cache
+    def processes(size: int) -> RankProcesses:
+        opened.append(RankProcesses(size))
+        return opened[-1]
+
+    @cache
+    def runner(transport: str, size: int) -> Any:
+        match transport:
+            case "solo":
+                return lambda size, work: [work(Solo()) for _ in range(size)]
+            case "threads":
+                return run_on_threads
+            case "shared memory":
+                return SharedMemoryRanks(processes(size))
+            case _:
+                return GlooRanks(processes(size))
+
+    yield runner
+    for each in opened:
+        each.close()
+
+
+@contextmanager
+def own_processes(size: int) -> Iterator[RankProcesses]:
+    """Processes for a test that kills some."""
+    processes = RankProcesses(size)
+    try:
+        yield processes
+    finally:
+        processes.close()
+
+
+@pytest.mark.parametrize("check", contract.CONTRACT, ids=lambda check: check.__name__)
+@pytest.mark.parametrize(("transport", "size"), RANKS)
+def test_contract(runner_of, check, transport, size):
+    check(runner_of(transport, size), size)
+
+
+@pytest.mark.parametrize("check", contract.PROMPT_ABORT, ids=lambda check: check.__name__)
+@pytest.mark.parametrize(("transport", "size"), [(t, n) for t, n in RANKS if t != "gloo"])
+def test_prompt_abort(runner_of, check, transport, size):
+    check(runner_of(transport, size), size)
+
+
+class Dies:
+    """Work that goes on for ever, in which the process of `victim` is killed as it arrives at a certain barrier."""
+
+    def __init__(self, victim: int, at_barrier: int) -> None:
+        self.victim, self.at_barrier = victim, at_barrier
+
+    def __call__(self, collective: Collective) -> float:
+        assert isinstance(collective, SharedMemory)
+        barrier, arrivals = collective._barrier, 0
+        wait = barrier.wait
+
+        def count_and_wait() -> None:
+            nonlocal arrivals
+            arrivals += 1
+            if collective.rank == self.victim and arrivals == self.at_barrier:
+                os.kill(os.getpid(), signal.SIGKILL)
+            wait()
+
+        barrier.wait = count_and_wait  # type: ignore[method-assign]
+        flat = torch.empty(0)
+        try:
+            flat = collective.allocate(430_000, torch.float32, CPU)
+            while True:
+                collective.sum_(flat, 0.5)
+                collective.gather(b"metrics")
+        except PeerLost:
+            flat.fill_(1.0)  # the memory outlives whoever made it
+            with pytest.raises(PeerLost):
+                collective.barrier()
+            return time.monotonic()
+
+
+# Of the victim's barriers, two belong to `allocate`, then two to each sum and three to each gather.
+@pytest.mark.parametrize("at_barrier", [1, 2, 13, 14, 16])
+@pytest.mark.parametrize("victim", [0, 2])
+def test_when_a_process_is_killed_an_abort_frees_the_others_within_a_second(victim, at_barrier):
+    with own_processes(3) as processes, control_segment(3) as control:
+        aborted_at: list[float] = []
+
+        def on_failure() -> None:
+            aborted_at.append(time.monotonic())
+            abort(control, 3)
+
+        opener = partial(_open_shared_memory, control.address, 3, None)
+        answers = processes.answers(opener, Dies(victim, at_barrier), on_failure)
+        assert isinstance(answers.pop(victim), Died)
+        assert all(isinstance(raised_at, float) for raised_at in answers), answers
+        assert max(answers) - aborted_at[0] < 1.0
+        processes.processes[victim].join()
+        assert processes.processes[victim].exitcode == -signal.SIGKILL
+
+
+def test_when_a_process_is_killed_gloo_tells_the_others():
+    def work(collective: Collective) -> str:
+        collective.barrier()
+        if collective.rank == 2:
+            os.kill(os.getpid(), signal.SIGKILL)
+        try:
+            while True:
+                collective.sum_(torch.ones(1000))
+        except PeerLost as error:
+            return str(error)
+
+    with own_processes(3) as processes:
+        gloo = GlooRanks(processes)  # holds the store
+        *survivors, died = processes.answers(gloo.opener(3), work)
+        assert isinstance(died, Died)
+        assert all(text.startswith("The exchange failed: ") for text in survivors), survivors
+
+
+@pytest.mark.parametrize("size", [2, 4])
+def test_without_room_every_rank_is_told_and_the_collective_goes_on(runner_of, size):
+    limit_bytes = 100_000
+
+    def work(collective: Collective) -> list[str]:
+        reasons = []
+        for _ in range(20):
+            with pytest.raises(SharedMemoryFull) as caught:
+                collective.allocate(1_000_000, torch.float32, CPU)
+            reasons.append(str(caught.value))
+            small = collective.allocate(10, torch.float32, CPU)  # at once, while slow ranks still read the refusal
+            small.fill_(1.0)
+            collective.sum_(small)
+            assert small.tolist() == [float(collective.size)] * 10
+        return reasons
+
+    ranks = SharedMemoryRanks(runner_of("shared memory", size).processes, limit_bytes=limit_bytes)
+    first, *others = ranks(size, work)
+    assert first[0] == f"{size * 4.0:.1f} MB needed, 0.1 MB allowed"
+    assert all(reasons == first for reasons in others)
+
+
+def test_a_limit_counts_what_was_allocated_before(runner_of):
+    def work(collective: Collective) -> None:
+        held = collective.allocate(10_000, torch.float32, CPU)
+        with pytest.raises(SharedMemoryFull, match=r"0\.2 MB needed, 0\.1 MB allowed"):
+            collective.allocate(10_000, torch.float32, CPU)
+        held.fill_(collective.rank)
+        collective.sum_(held)
+        assert held.tolist() == [1.0] * 10_000
+
+    SharedMemoryRanks(runner_of("shared memory", 2).processes, limit_bytes=100_000)(2, work)
+
+
+def test_shared_memory_is_not_for_other_devices():
+    with control_segment(1) as control:
+        alone = SharedMemory(control, rank=0, size=1)
+        with pytest.raises(ValueError, match="Shared memory holds CPU tensors, not meta tensors"):
+            alone.allocate(1, torch.float32, torch.device("meta"))
+
+
+def test_a_tensor_outlives_the_collective_that_gave_it(runner_of):
+    def work(collective: Collective) -> None:
+        flat = collective.allocate(1000, torch.float32, CPU)
+        gc.collect()  # what earlier tests left in this process
+        before = mapped_segments()
+        collective.close()
+        flat.fill_(2.0)
+        assert flat.sum() == 2000.0
+        del flat
+        gc.collect()
+        assert mapped_segments() == before - 1
+
+    runner_of("shared memory", 2)(2, work)
+
+
+def test_an_allocated_tensor_seen_as_another_type_is_not_summed_as_the_first(runner_of):
+    def work(collective: Collective) -> None:
+        flat = collective.allocate(6, torch.float32, CPU)
+        integers = flat.view(torch.int32)
+        integers.fill_(2**24 + 1)
+        collective.sum_(integers)
+        assert integers.tolist() == [2 * (2**24 + 1)] * 6
+
+    runner_of("shared memory", 2)(2, work)
+
+
+def test_who_does_not_come_is_named_after_the_time_limit():
+    with control_segment(2) as control:
+        waits = SharedMemory(control, rank=0, size=2, timeout_s=0.01)
+        with pytest.raises(PeerLost, match=r"Worker 1 did not come to the exchange within 0\.01 s"):
+            waits.barrier()
+
+
+def test_a_check_notices_a_broken_promise():
+    class AddsWithoutWeight(Solo):
+        def sum_(self, tensor: torch.Tensor, weight: float = 1.0) -> None:
+            pass
+
+    with pytest.raises(AssertionError, match="Broken promise of a Collective: the sum of 1 numbers"):
+        contract.a_weighted_sum_of_ordinary_tensors_is_exact(lambda size, work: [work(AddsWithoutWeight())], 1)

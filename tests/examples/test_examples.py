@@ -1,0 +1,90 @@
+"""If the README or an example shows it, it is run here."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import shlex
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+EXAMPLES = ROOT / "examples"
+README = (ROOT / "README.md").read_text()
+
+
+def run(command: list[str], cwd: Path) -> str:
+    path = os.pathsep.join([str(ROOT), os.environ.get("PYTHONPATH", "")]).rstrip(os.pathsep)
+    environment = {**os.environ, "PYTHONPATH": path}
+    done = subprocess.run(command, cwd=cwd, capture_output=True, text=True, timeout=150, env=environment)
+    assert done.returncode == 0, done.stdout + done.stderr
+    return done.stdout
+
+
+def syncline(*arguments: str, cwd: Path) -> str:
+    return run([sys.executable, "-m", "syncline.cli.main", *arguments], cwd)
+
+
+def test_the_task_example_learns_its_spirals(tmp_path):
+    out = syncline(
+        "train", str(EXAMPLES / "my_task.py:task"), "--workers", "2", "--epochs", "5", "--json", cwd=tmp_path
+    )
+    assert json.loads(out.splitlines()[-1])["metrics"]["test/accuracy"] > 0.9
+
+
+def test_the_run_file_example_reaches_97_percent_on_held_out_digits(tmp_path):
+    out = syncline("train", str(EXAMPLES / "my_run.toml"), "--json", cwd=tmp_path)
+    assert json.loads(out.splitlines()[-1])["metrics"]["test/accuracy"] > 0.97
+
+
+def test_the_own_loop_example_gives_the_same_numbers_alone_and_with_workers(tmp_path):
+    alone = run([sys.executable, str(EXAMPLES / "my_loop.py")], tmp_path)
+    together = syncline("run", str(EXAMPLES / "my_loop.py"), "--workers", "3", cwd=tmp_path)
+    said = re.search(r"accuracy 0\.\d+, checksum \d+\.\d\d\d", alone)
+    assert said is not None
+    assert said[0] in together
+
+
+def test_the_python_example_prints_what_it_learned(tmp_path):
+    out = run([sys.executable, str(EXAMPLES / "from_python.py")], tmp_path)
+    found = re.search(r"R2 on new data: (0\.\d+)", out)
+    assert found is not None
+    assert float(found[1]) > 0.9
+
+
+def test_the_demo_of_the_readme_reaches_97_percent_and_says_what_to_type_next(tmp_path):
+    makefile = (ROOT / "Makefile").read_text()
+    found = re.search(r"^demo:.*\n\t\$\(BIN\)/syncline (.*)$", makefile, re.M)
+    assert found is not None
+    out = syncline(*shlex.split(found[1]), "--json", cwd=tmp_path)
+    assert json.loads(out.splitlines()[-1])["metrics"]["test/accuracy"] >= 0.97
+
+
+def commands_of_the_readme() -> list[str]:
+    blocks = re.findall(r"```(?:sh|bash|console)\n(.*?)```", README, re.S)
+    lines = [line.partition("#")[0].strip() for block in blocks for line in block.splitlines()]
+    return [line for line in lines if line.startswith("syncline ") and "RUN" not in line]
+
+
+@pytest.mark.parametrize("line", commands_of_the_readme())
+def test_every_command_of_the_readme_is_understood(line, tmp_path):
+    for file in EXAMPLES.iterdir():
+        (tmp_path / file.name).write_text(file.read_text()) if file.is_file() else None
+    words = shlex.split(line)[1:]
+    limit = ["--max-steps", "3", "--evaluate-every", "0"] if words[0] == "train" else []
+    if words[0] == "run":
+        limit = ["--max-steps", "3"]
+    syncline(*words, *limit, cwd=tmp_path)
+
+
+def test_the_python_of_the_readme_is_python_that_runs(tmp_path):
+    blocks = re.findall(r"```python\n(.*?)```", README, re.S)
+    assert blocks
+    for number, block in enumerate(blocks):
+        script = tmp_path / f"block{number}.py"
+        script.write_text(block)
+        run([sys.executable, str(script)], tmp_path)

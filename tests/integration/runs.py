@@ -1,0 +1,140 @@
+"""Helpers for tests that run the real thing: models and data small enough for seconds, and the command as a process."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import threading
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+
+from syncline.checkpoint import store
+
+ROOT = Path(__file__).parents[2]
+
+
+def samples(count: int = 103, features: int = 12, classes: int = 3, seed: int = 1) -> tuple[torch.Tensor, torch.Tensor]:
+    """A small classification problem whose size nothing divides."""
+    generator = torch.Generator().manual_seed(seed)
+    inputs = torch.randn(count, features, generator=generator)
+    weights = torch.randn(features, classes, generator=torch.Generator().manual_seed(0))
+    return inputs, (inputs @ weights).argmax(1)
+
+
+def small_net(features: int = 12, classes: int = 3, seed: int = 0) -> nn.Module:
+    """A network with dropout-free layers, always the same weights."""
+    torch.manual_seed(seed)
+    return nn.Sequential(nn.Linear(features, 16), nn.ReLU(), nn.Linear(16, classes))
+
+
+def driver_pid() -> int:
+    """Called in a worker: worker -> zygote -> driver."""
+    stat = Path("/proc", str(os.getppid()), "stat").read_text()
+    return int(stat.rpartition(")")[2].split()[1])
+
+
+class InterruptAt(nn.Module):
+    """Sends the driver a real Ctrl-C in the middle of a step, once, on the worker that is first to get there."""
+
+    def __init__(self, net: nn.Module, step: int, flag: Path) -> None:
+        super().__init__()
+        self.net, self.step, self.flag = net, step, str(flag)
+        self.calls = 0
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        if self.training:
+            self.calls += 1
+            if self.calls == self.step:
+                try:
+                    os.close(os.open(self.flag, os.O_CREAT | os.O_EXCL))
+                except FileExistsError:
+                    pass
+                else:
+                    os.kill(driver_pid(), signal.SIGINT)
+            if 0 < self.step <= self.calls:
+                threading.Event().wait(0.02)  # steps of a real size, so that the run is not over before the news is out
+        out: torch.Tensor = self.net(x)
+        return out
+
+
+class FailAt(nn.Module):
+    """Does something bad at a given call of forward on a given rank: the scripted fault of these tests."""
+
+    def __init__(self, net: nn.Module, *, call: int, rank: int, fault: str) -> None:
+        super().__init__()
+        self.net, self.call, self.rank, self.fault = net, call, rank, fault
+        self.calls = 0
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        out: torch.Tensor = self.net(x)
+        if self.training:
+            self.calls += 1
+            if self.calls == self.call and my_rank() == self.rank:
+                if self.fault == "raise":
+                    raise ZeroDivisionError("the user's own mistake")
+                if self.fault == "kill":
+                    os.kill(os.getpid(), signal.SIGKILL)
+                if self.fault == "segfault":
+                    os.kill(os.getpid(), signal.SIGSEGV)
+                if self.fault == "exit":
+                    os._exit(3)
+                if self.fault == "nan":
+                    return out * float("nan")
+        return out
+
+
+def my_rank() -> int:
+    """Called in a worker: its rank, from the log it writes to."""
+    target = os.readlink("/proc/self/fd/1")
+    return int(Path(target).stem.removeprefix("worker-"))
+
+
+def final_state(run_dir: Path) -> dict[str, Any]:
+    """The state in a run's last checkpoint."""
+    return store.newest_sound(run_dir / "checkpoints")[1]
+
+
+def same_bits(a: dict[str, torch.Tensor], b: dict[str, torch.Tensor]) -> bool:
+    """Whether two state dicts are equal to the last bit."""
+    return a.keys() == b.keys() and all(torch.equal(a[k], b[k]) for k in a)
+
+
+def relative_difference(a: dict[str, torch.Tensor], b: dict[str, torch.Tensor]) -> float:
+    """The largest difference of a tensor, relative to its norm."""
+    return max(float((a[k].double() - b[k].double()).norm() / a[k].double().norm().clamp(min=1e-12)) for k in a)
+
+
+@dataclass(frozen=True)
+class Ran:
+    """What a command did."""
+
+    code: int
+    out: str
+    err: str
+
+    @property
+    def events(self) -> list[dict[str, Any]]:
+        """The lines of `--json`."""
+        return [json.loads(line) for line in self.out.splitlines()]
+
+
+def syncline(*arguments: str, cwd: Path, timeout_s: float = 120, env: dict[str, str] | None = None) -> Ran:
+    """Run the `syncline` command."""
+    done = subprocess.run(
+        [sys.executable, "-m", "syncline.cli.main", *arguments],
+        cwd=cwd, capture_output=True, text=True, timeout=timeout_s, env=environment(env),
+    )  # fmt: skip
+    return Ran(done.returncode, done.stdout, done.stderr)
+
+
+def environment(extra: dict[str, str] | None = None) -> dict[str, str]:
+    """The environment of a command under test: this checkout's package, no colours, a fixed width."""
+    path = os.pathsep.join([str(ROOT), os.environ.get("PYTHONPATH", "")]).rstrip(os.pathsep)
+    return {**os.environ, "PYTHONPATH": path, "COLUMNS": "120", **(extra or {})}

@@ -1,0 +1,60 @@
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from syncline.config.toml import read_run_file
+from syncline.errors import ConfigError, ConfigFileError
+
+
+def write(folder: Path, text: str) -> Path:
+    path = folder / "run.toml"
+    path.write_text(text)
+    return path
+
+
+def test_a_run_file_gives_task_and_settings(tmp_path):
+    file = read_run_file(
+        write(tmp_path, 'model = "lenet"\ndata = "mnist"\nworkers = 4\n[optimizer]\nname = "sgd"\nlr = 1\n')
+    )
+    assert file.task == {"model": "lenet", "data": "mnist", "optimizer": {"name": "sgd", "lr": 1}}
+    assert file.config == {"workers": 4}
+
+
+@pytest.mark.parametrize(
+    ("text", "line", "words"),
+    [
+        ('model = "a"\ndata = "b"\nwokers = 2\n', 3, "There is no setting 'wokers'. Did you mean 'workers'?"),
+        ('model = "a"\ndata = "b"\nworkers = "two"\n', 3, "workers is 'two', but must be a whole number"),
+        (
+            '# x\nmodel = "a"\ndata = "b"\n\ndevice = "gpu"\n',
+            5,
+            "device is 'gpu', but must be 'auto' or 'cpu' or 'cuda'",
+        ),
+        ('model = "a"\ndata = "b"\nseed = true\n', 3, "seed is True, but must be a whole number"),
+        ('model = "a"\ndata = "b"\n[optimizer]\nlr = 0.1\n', 3, "The table [optimizer] needs a name"),
+        ('model = "a"\ndata = = "b"\n', 2, "This is not valid TOML"),
+        ('model = "a"\n[optimizer]\nname = "sgd"\nworkers = 3\n[wrong]\nx = 1\n', 5, "There is no setting 'wrong'"),
+    ],
+)
+def test_a_mistake_is_reported_with_file_line_and_what_is_allowed(tmp_path, text, line, words):
+    path = write(tmp_path, text)
+    with pytest.raises(ConfigFileError) as caught:
+        read_run_file(path)
+    assert str(caught.value).startswith(f"{path}:{line}: ")
+    assert words in str(caught.value)
+
+
+def test_a_file_without_a_model_or_data_says_which_is_missing(tmp_path):
+    with pytest.raises(ConfigFileError, match="data is missing"):
+        read_run_file(write(tmp_path, 'model = "a"\n'))
+
+
+def test_a_missing_or_unreadable_file_is_no_traceback(tmp_path):
+    with pytest.raises(ConfigError, match="There is no file"):
+        read_run_file(tmp_path / "none.toml")
+    binary = tmp_path / "binary.toml"
+    binary.write_bytes(b"\xff\xfe\x00")
+    with pytest.raises(ConfigError, match="cannot be read"):
+        read_run_file(binary)
