@@ -12,7 +12,8 @@ from __future__ import annotations
 import gc
 import itertools
 import time
-from collections.abc import Callable, Generator
+from collections.abc import Callable, Generator, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
@@ -34,7 +35,9 @@ from syncline.workers.loop import train
 from syncline.workers.quick_start import without_compiler
 from syncline.workers.runtime import Runtime
 
-__all__ = ["Loop", "Workload", "built_in", "by_hand", "calibrate", "make_workload", "suite_for", "suites"]
+__all__ = [
+    "Loop", "Workload", "as_in_a_worker", "built_in", "by_hand", "calibrate", "make_workload", "suite_for", "suites",
+]  # fmt: skip
 
 _INPUTS = (784,)
 _CLASSES = 10
@@ -75,10 +78,7 @@ class Loop:
 
 def suites(settings: Settings) -> Generator[Suite, None, None]:
     """A step of 10 ms, which the goal is about, and one of 1 ms, where every microsecond shows."""
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    without_compiler()  # as in a worker; both loops profit
-    try:
+    with as_in_a_worker():
         for target_ms, steps, goal in ((10.0, 20, _GOAL), (1.0, 100, None)):
             batch = calibrate(target_ms)
             settings.say(f"A step of about {target_ms:g} ms: a batch of {batch}.")
@@ -88,6 +88,16 @@ def suites(settings: Settings) -> Generator[Suite, None, None]:
                 goal=goal,
                 rounds_per_repeat=4 if settings.quick else 10,
             )
+
+
+@contextmanager
+def as_in_a_worker() -> Iterator[None]:
+    """One thread, and optimisers without torch's compiler: both loops profit."""
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    without_compiler()
+    try:
+        yield
     finally:
         torch.set_num_threads(threads)
 

@@ -131,7 +131,8 @@ def test_every_suite_can_be_found() -> None:
 
 def test_the_overhead_suite_reports_both_loops_on_the_same_work() -> None:
     work = overhead.make_workload(batch=4, steps=8)
-    result = measure(overhead.suite_for("tiny", work, goal=1.03), repeats=2)
+    with overhead.as_in_a_worker():
+        result = measure(overhead.suite_for("tiny", work, goal=1.03), repeats=2)
     report = as_dict(Report(command.BenchMachine.here(), is_quick=True, results=[result]))
     (found,) = report["suites"]
     assert [c["name"] for c in found["contenders"]] == ["by hand", "syncline", "by hand, again"]
@@ -145,7 +146,8 @@ def test_the_overhead_suite_reports_both_loops_on_the_same_work() -> None:
 
 def test_both_loops_of_the_overhead_suite_end_with_the_same_parameters_bit_by_bit() -> None:
     work = overhead.make_workload(batch=8, steps=6)
-    hand, ours = overhead.by_hand(work), overhead.built_in(work)
+    with overhead.as_in_a_worker():
+        hand, ours = overhead.by_hand(work), overhead.built_in(work)
     assert len(hand.step_ends) == len(ours.step_ends) == work.steps == 6
     for mine, theirs in zip(ours.model.parameters(), hand.model.parameters(), strict=True):
         assert torch.equal(mine, theirs)
@@ -176,7 +178,7 @@ def test_a_command_is_timed_to_the_first_step_that_it_reports(tmp_path: Path) ->
 
 
 def test_a_command_that_fails_is_quoted(tmp_path: Path) -> None:
-    with pytest.raises(SynclineError, match="exit code 3. Its last words:\nalas"):
+    with pytest.raises(SynclineError, match=r"exit code 3\. Its last words:\nalas"):
         processes.time_to_first_step(
             [sys.executable, "-c", "import sys; print('alas', file=sys.stderr); sys.exit(3)"],
             environment={}, folder=tmp_path, timeout_s=60,
@@ -188,20 +190,27 @@ def test_a_command_without_a_first_step_is_an_error(tmp_path: Path) -> None:
         processes.time_to_first_step([sys.executable, "-c", "pass"], environment={}, folder=tmp_path, timeout_s=60)
 
 
-def test_a_command_that_hangs_is_ended_with_all_that_it_started(tmp_path: Path) -> None:
-    # The grandchild has a session of its own and ignores polite requests, so only its mark gives it away.
-    stubborn = (
-        "import signal, time; signal.signal(signal.SIGTERM, signal.SIG_IGN); print(1, flush=True); time.sleep(99)"
-    )
+def test_a_command_that_hangs_is_ended(tmp_path: Path) -> None:
+    with pytest.raises(SynclineError, match=r"did not end within 0\.5 s"):
+        processes.time_to_first_step(
+            [sys.executable, "-c", "import time; time.sleep(99)"], environment={}, folder=tmp_path, timeout_s=0.5
+        )
+
+
+def test_what_a_command_leaves_behind_is_ended_too(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    # The orphan has a session of its own and ignores polite requests, so only its mark gives it away.
+    monkeypatch.setattr(processes, "_GRACE_S", 0.1)
+    orphan = "import signal, time; signal.signal(signal.SIGTERM, signal.SIG_IGN); open('ready', 'w'); time.sleep(99)"
     program = (
-        "import subprocess, sys, time; "
-        f"p = subprocess.Popen([sys.executable, '-c', {stubborn!r}], stdout=subprocess.PIPE, start_new_session=True); "
-        "p.stdout.readline(); open('started', 'w').write(str(p.pid)); time.sleep(99)"
+        "import os, subprocess, sys, time; null = subprocess.DEVNULL; "
+        f"p = subprocess.Popen([sys.executable, '-c', {orphan!r}], stdout=null, stderr=null, start_new_session=True); "
+        "open('pid', 'w').write(str(p.pid)); "
+        "[time.sleep(0.01) for _ in iter(lambda: os.path.exists('ready'), True)]"
     )
-    with pytest.raises(SynclineError, match="did not end within"):
-        processes.time_to_first_step([sys.executable, "-c", program], environment={}, folder=tmp_path, timeout_s=5)
-    grandchild = int((tmp_path / "started").read_text())
-    assert not Path("/proc", str(grandchild)).exists() or "Z" in Path(f"/proc/{grandchild}/stat").read_text()
+    with pytest.raises(SynclineError, match="reported no first step"):
+        processes.time_to_first_step([sys.executable, "-c", program], environment={}, folder=tmp_path, timeout_s=60)
+    pid = (tmp_path / "pid").read_text()
+    assert not Path("/proc", pid).exists() or ") Z " in Path("/proc", pid, "stat").read_text()
 
 
 def test_a_real_ctrl_c_leaves_no_process_behind(tmp_path: Path) -> None:
