@@ -36,7 +36,9 @@ def _leaves_nothing_behind(tmp_path_factory: pytest.TempPathFactory, monkeypatch
 
 
 def _shared_memory() -> set[str]:
-    return set(os.listdir("/dev/shm")) if os.path.isdir("/dev/shm") else set()
+    """The named segments, without the semaphores that other programs make and remove all the time."""
+    names = os.listdir("/dev/shm") if os.path.isdir("/dev/shm") else []
+    return {name for name in names if not name.startswith("sem.")}
 
 
 def _descendants() -> set[int]:

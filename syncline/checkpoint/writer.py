@@ -41,11 +41,16 @@ class CheckpointWriter:
         self._thread = threading.Thread(target=self._write_all, name="syncline-checkpoint", daemon=True)
         self._thread.start()
 
-    def save_if_idle(self, step: int, state: Callable[[], dict[str, Any]]) -> bool:
-        """Copy `state()` and write it in the background, unless the last one is still being written."""
-        if self._busy.locked() or self._jobs.full():
+    @property
+    def is_idle(self) -> bool:
+        """Whether a new checkpoint would be written at once."""
+        return not self._busy.locked() and not self._jobs.full()
+
+    def save_if_idle(self, step: int, state: dict[str, Any]) -> bool:
+        """Copy `state` and write it in the background, unless the last one is still being written."""
+        if not self.is_idle:
             return False
-        self._jobs.put((step, copied(state())))
+        self._jobs.put((step, copied(state)))
         return True
 
     def save_last(self, step: int, state: dict[str, Any]) -> None:

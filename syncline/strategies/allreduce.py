@@ -29,18 +29,23 @@ class AllReduce:
     def before_forward(self) -> None:
         """Nothing: the parameters are already those of everyone."""
 
-    def before_update(self, weight: float) -> None:
+    def before_update(self, weight: float) -> bool:
         """Sum."""
         for flat in self._replica.gradients.flats:
             self._replica.collective.sum_(flat, weight)
+        return True
 
-    def after_update(self) -> None:
+    def after_update(self, weight: float) -> bool:
         """Nothing: equal gradients on equal parameters gave equal parameters."""
+        del weight
+        return False
 
-    def state_dict(self) -> dict[str, Any]:
-        """Nothing is remembered between steps."""
-        return {}
+    def settle(self) -> None:
+        """Nothing: the replicas are equal after every step."""
 
-    def load_state_dict(self, state: dict[str, Any]) -> None:
+    def private_state(self) -> None:
+        """Nothing: the replicas are equal."""
+
+    def load_private_state(self, state: dict[str, Any]) -> None:
         """Nothing to take up."""
         del state

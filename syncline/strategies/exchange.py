@@ -28,7 +28,11 @@ class Replica:
 
 
 class Exchange(Protocol):
-    """What a strategy does, and when. All workers reach each moment of each step in the same order."""
+    """What a strategy does, and when. All workers reach each moment of each step in the same order.
+
+    The riders of the gradient buffer are numbers on which all workers must agree (the loss, a wish to stop). They
+    travel with whatever the strategy exchanges; where nothing is exchanged in a step, they wait for the next.
+    """
 
     def begin(self) -> None:
         """Before the first step: bring all replicas to the same state."""
@@ -36,18 +40,21 @@ class Exchange(Protocol):
     def before_forward(self) -> None:
         """Before a step's forward pass."""
 
-    def before_update(self, weight: float) -> None:
+    def before_update(self, weight: float) -> bool:
         """The local gradients are complete; `weight` is this worker's part of the step's samples.
 
-        Afterwards the gradient buffer holds what the optimiser is to apply, and its riders the weighted sum over all
-        workers.
+        Afterwards the gradient buffer holds what the optimiser is to apply. True if the riders now hold the weighted
+        sum over all workers.
         """
 
-    def after_update(self) -> None:
-        """The optimiser has stepped."""
+    def after_update(self, weight: float) -> bool:
+        """The optimiser has stepped. True if the riders now hold the weighted sum over all workers."""
 
-    def state_dict(self) -> dict[str, Any]:
-        """What a checkpoint must hold beside model and optimiser."""
+    def settle(self) -> None:
+        """Give every replica the shared state, before it is evaluated or saved."""
 
-    def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Take up a state from `state_dict`."""
+    def private_state(self) -> dict[str, Any] | None:
+        """What a checkpoint must hold for this worker alone, beside the model and optimiser of the first; or None."""
+
+    def load_private_state(self, state: dict[str, Any]) -> None:
+        """Take up a state from `private_state`."""

@@ -68,7 +68,7 @@ def _run_task(task: Task, runtime: Runtime) -> tuple[bool, dict[str, Any]]:
     stopped_early = not job.is_complete(position)
     if not stopped_early and job.plan.evaluate_every:
         job.evaluate(position)
-    runtime.save_last(position, lambda: job.state(position))
+    job.save(position, is_last=True)
     return stopped_early, runtime.summary(position, job.metrics)
 
 

@@ -56,13 +56,11 @@ class Job:
             epochs=plan.epochs,
         )
         self.start, state = runtime.load_checkpoint()
-        if state is not None and self._schedule is not None and state["schedule"] is not None:
-            self._schedule.scheduler.load_state_dict(state["schedule"])
+        if state is not None and self._schedule is not None:
+            self._schedule.scheduler.load_state_dict(state["schedulers"][0])
         self.metrics: dict[str, float] = dict(state["metrics"]) if state is not None else {}
         self.replica, self.exchange = runtime.replicate(model, optimizer, state)
-        self.update = Update(
-            self.replica, self.exchange, self.recorder, clip_norm=task.clip_norm, stop_wanted=runtime.stop_wanted
-        )
+        self.update = Update(self.replica, self.exchange, self.recorder, wishes=runtime, clip_norm=task.clip_norm)
         self._evaluated_at = -1
 
     @property
@@ -141,6 +139,7 @@ class Job:
         if self._test is None or len(self._test) == 0 or self._evaluated_at == position.step:
             return
         start = time.perf_counter()
+        self.exchange.settle()
         if self.plan.batch_norm == "local":
             for buffer in self.replica.model.buffers():
                 self.runtime.collective.broadcast_(buffer)  # rank 0's statistics are the run's
@@ -157,20 +156,10 @@ class Job:
         """Whether the plan is fulfilled."""
         return position.step >= self.plan.total_steps or position.epoch >= self.plan.epochs
 
-    def checkpoint_if_due(self, position: Position) -> None:
-        """Save in the background if it is time to."""
-        self.runtime.checkpoint_if_due(position, lambda: self.state(position))
-
-    def state(self, position: Position) -> dict[str, Any]:
-        """All that is needed to go on from `position` as if nothing had happened."""
-        return {
-            "position": {"epoch": position.epoch, "cursor": position.cursor, "step": position.step},
-            "model": self.replica.model.state_dict(),
-            "optimizer": self.replica.optimizer.state_dict(),
-            "schedule": self._schedule.scheduler.state_dict() if self._schedule is not None else None,
-            "exchange": self.exchange.state_dict(),
-            "metrics": dict(self.metrics),
-        }
+    def save(self, position: Position, *, is_last: bool = False) -> None:
+        """Make a checkpoint, in the background unless it is the last one. All workers call this together."""
+        schedulers = [self._schedule.scheduler] if self._schedule is not None else []
+        self.runtime.save(position, self.replica, self.exchange, schedulers, self.metrics, is_last=is_last)
 
     def _without_samples(self, batch: Any) -> Local:
         """A share without samples adds nothing, but batch-norm layers of the others wait for this worker."""

@@ -37,6 +37,7 @@ def train(job: Job) -> Position:
                 job.after_epoch(position)
             if outcome.stop or job.is_complete(position):
                 break
-            job.checkpoint_if_due(position)
+            if outcome.save:
+                job.save(position)
     recorder.flush(position, job.lr)
     return position

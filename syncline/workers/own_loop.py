@@ -89,7 +89,7 @@ class Worker:
                 "among the workers. Add the two lines from the README, or start it with plain python."
             )
         prepared.close()
-        self._runtime.save_last(prepared.position, prepared.state)
+        prepared.save(is_last=True)
         return self._runtime.summary(prepared.position, {**prepared.metrics, **self._metrics})
 
 
@@ -115,9 +115,7 @@ class _Prepared:
                 scheduler.load_state_dict(saved)
         self.metrics: dict[str, float] = dict(state["metrics"]) if state is not None else {}
         self.replica, self._exchange = runtime.replicate(model, optimizer, state)
-        self._update = Update(
-            self.replica, self._exchange, runtime.recorder, clip_norm=clip_norm, stop_wanted=runtime.stop_wanted
-        )
+        self._update = Update(self.replica, self._exchange, runtime.recorder, wishes=runtime, clip_norm=clip_norm)
         self._share: Share | None = None
         self._without_samples = ExitStack()
         self.order = _order_of(loader, runtime.plan.seed)
@@ -158,19 +156,12 @@ class _Prepared:
             if outcome.stop:
                 raise LoopStopped(0)
             raise SystemExit(0)
-        self.runtime.checkpoint_if_due(self.position, self.state)
+        if outcome.save:
+            self.save()
 
-    def state(self) -> dict[str, Any]:
-        """All that is needed to go on."""
-        position = self.position
-        return {
-            "position": {"epoch": position.epoch, "cursor": position.cursor, "step": position.step},
-            "model": self.replica.model.state_dict(),
-            "optimizer": self.replica.optimizer.state_dict(),
-            "schedulers": [s.state_dict() for s in self._schedulers],
-            "exchange": self._exchange.state_dict(),
-            "metrics": dict(self.metrics),
-        }
+    def save(self, *, is_last: bool = False) -> None:
+        """Make a checkpoint, in the background unless it is the last one."""
+        self.runtime.save(self.position, self.replica, self._exchange, self._schedulers, self.metrics, is_last=is_last)
 
     def close(self) -> None:
         """Nothing more will be fetched."""

@@ -6,9 +6,10 @@ here: the loops (`loop.py` with `job.py`, `own_loop.py`).
 
 from __future__ import annotations
 
+import io
 import os
 import time
-from collections.abc import Callable
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -47,13 +48,13 @@ class Runtime:
         self.device = torch.device(plan.workers[rank].device)
         self.collective = collective
         self.recorder = recorder
-        self.stop_wanted: Callable[[], bool] = lambda: False
         self.in_flight: tuple[int, np.ndarray] = (0, np.empty(0, np.int64))
         self.run_dir: RunDir | None = None
         self.checkpoint_path: Path | None = None
         self._link: Link | None = None
         self._writer: CheckpointWriter | None = None
         self._last_save_s = time.monotonic()
+        self._last_saved_step = 0
 
     @classmethod
     def connected(cls, link: Link) -> Runtime:
@@ -63,7 +64,6 @@ class Runtime:
         runtime = cls(plan, link.rank, _open_collective(plan, link), link.recorder)
         link.guard(runtime.collective)
         runtime._link = link
-        runtime.stop_wanted = lambda: link.stop_wanted
         runtime.run_dir = RunDir(Path(link.welcome.run_dir))
         runtime.checkpoint_path = Path(link.welcome.checkpoint_path) if link.welcome.checkpoint_path else None
         if runtime.rank == 0:
@@ -102,9 +102,9 @@ class Runtime:
             synchronise_batch_norm(model, self.collective)
         replica = Replica(model, optimizer, gradients, self.collective)
         exchange = make_exchange(self.plan.strategy, replica)
-        if state is not None:
-            exchange.load_state_dict(state["exchange"])
         exchange.begin()
+        if state is not None and self.rank < len(state["private"]):
+            exchange.load_private_state(state["private"][self.rank])
         self.recorder.emit(
             WorkerReady(
                 rank=self.rank,
@@ -123,6 +123,7 @@ class Runtime:
         if not wanted:
             raise CheckpointError(f"The checkpoint {self.checkpoint_path} is gone.")
         state = store.load(wanted[0])
+        self._last_saved_step = state["position"]["step"]
         return Position(**state["position"]), state
 
     def seed_step(self, step: int) -> None:
@@ -134,22 +135,53 @@ class Runtime:
         elif self.device.type == "mps":
             torch.mps.manual_seed(seed)
 
-    def checkpoint_if_due(self, position: Position, state: Callable[[], dict[str, Any]]) -> None:
-        """Save in the background if it is time to. Only rank 0 saves: the replicas are equal."""
+    def stop_wanted(self) -> bool:
+        """Whether the user, or the engine, wants the run to end."""
+        return self._link is not None and self._link.stop_wanted
+
+    def save_wanted(self) -> bool:
+        """Whether it is time for a checkpoint. Only the first worker says so, and only if it could write one now."""
+        if self._writer is None or not self._writer.is_idle:
+            return False
+        every = self.plan.checkpoint_every_steps
+        steps = self.in_flight[0] + 1 - self._last_saved_step
+        return (every is not None and steps >= every) or (
+            time.monotonic() - self._last_save_s >= self.plan.checkpoint_every_s
+        )
+
+    def save(
+        self,
+        position: Position,
+        replica: Replica,
+        exchange: Exchange,
+        schedulers: Sequence[Any],
+        metrics: dict[str, float],
+        *,
+        is_last: bool,
+    ) -> None:
+        """Make a checkpoint of everything that is needed to go on as if nothing had happened.
+
+        All workers call this at the same step. What they hold in common is taken from the first one; what each holds
+        for itself is gathered there.
+        """
+        exchange.settle()
+        private = exchange.private_state()
+        parts = self.collective.gather(_packed(private)) if private is not None else []
+        self._last_save_s, self._last_saved_step = time.monotonic(), position.step
         if self._writer is None:
             return
-        every = self.plan.checkpoint_every_steps
-        now = time.monotonic()
-        by_step = every is not None and position.step % every == 0
-        if (by_step or now - self._last_save_s >= self.plan.checkpoint_every_s) and self._writer.save_if_idle(
-            position.step, state
-        ):
-            self._last_save_s = now
-
-    def save_last(self, position: Position, state: Callable[[], dict[str, Any]]) -> None:
-        """Save and wait until it is on disk."""
-        if self._writer is not None:
-            self._writer.save_last(position.step, state())
+        state = {
+            "position": {"epoch": position.epoch, "cursor": position.cursor, "step": position.step},
+            "model": replica.model.state_dict(),
+            "optimizer": replica.optimizer.state_dict(),
+            "schedulers": [s.state_dict() for s in schedulers],
+            "private": [_unpacked(part) for part in parts],
+            "metrics": dict(metrics),
+        }
+        if is_last:
+            self._writer.save_last(position.step, state)
+        else:
+            self._writer.save_if_idle(position.step, state)
 
     def summary(self, position: Position, metrics: dict[str, float]) -> dict[str, Any]:
         """What the driver tells at the end."""
@@ -187,6 +219,17 @@ class Runtime:
 
     def _report_not_saved(self, error: CheckpointError) -> None:
         self.recorder.emit(Warned(message=f"{error} Training goes on."))
+
+
+def _packed(state: dict[str, Any]) -> bytes:
+    stream = io.BytesIO()
+    torch.save(state, stream)
+    return stream.getvalue()
+
+
+def _unpacked(data: bytes) -> dict[str, Any]:
+    state: dict[str, Any] = torch.load(io.BytesIO(data), weights_only=True)
+    return state
 
 
 def _open_collective(plan: Plan, link: Link) -> Collective:

@@ -8,27 +8,37 @@ the gradients, so that all of them see the same numbers at the same step and non
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
-from typing import NamedTuple
+from typing import NamedTuple, Protocol
 
 import torch
 
 from syncline.strategies.exchange import Exchange, Replica
 from syncline.telemetry.recorder import Recorder
 
-__all__ = ["RIDERS", "Outcome", "Update"]
+__all__ = ["RIDERS", "Outcome", "Update", "Wishes"]
 
-RIDERS = 3
-"""How many numbers ride along: loss, fraction correct, wish to stop."""
+RIDERS = 4
+"""How many numbers ride along: loss, fraction correct, wish to stop, wish to save."""
+
+
+class Wishes(Protocol):
+    """What this worker would like all of them to do after the step."""
+
+    def stop_wanted(self) -> bool:
+        """Whether the run should end."""
+
+    def save_wanted(self) -> bool:
+        """Whether it is time for a checkpoint."""
 
 
 class Outcome(NamedTuple):
-    """What a step came to, over all workers: the same on each of them."""
+    """What a step came to. After an exchange it is over all workers, and the same on each of them."""
 
     loss: float | None
     correct: float | None
     is_finite: bool
     stop: bool
+    save: bool
 
 
 class Update:
@@ -40,35 +50,39 @@ class Update:
         exchange: Exchange,
         recorder: Recorder,
         *,
+        wishes: Wishes,
         clip_norm: float | None,
-        stop_wanted: Callable[[], bool],
     ) -> None:
         self._replica, self._exchange, self._recorder = replica, exchange, recorder
-        self._clip_norm = clip_norm
-        self._stop_wanted = stop_wanted
+        self._wishes, self._clip_norm = wishes, clip_norm
 
     def __call__(self, weight: float, loss: float | None = None, correct: float | None = None) -> Outcome:
         """Exchange and update; `loss` and `correct` are this worker's means, `weight` its part of the samples.
 
         A loss that is not finite leaves model and optimiser as they were.
         """
-        gradients, riders = self._replica.gradients, self._replica.gradients.riders
+        gradients, riders, wishes = self._replica.gradients, self._replica.gradients.riders, self._wishes
         gradients.attach()
-        riders.copy_(torch.tensor([loss or 0.0, correct or 0.0, float(self._stop_wanted())]))
-        self._exchange.before_update(weight)
-        total_loss, total_correct, stop_votes = riders.tolist()
+        numbers = [loss or 0.0, correct or 0.0, float(wishes.stop_wanted()), float(wishes.save_wanted())]
+        riders.copy_(torch.tensor(numbers))
+        has_agreed = self._exchange.before_update(weight)
+        is_finite = math.isfinite(float(riders[0]) if has_agreed else numbers[0])
         self._recorder.mark("exchange")
 
-        is_finite = math.isfinite(total_loss)
         if is_finite:
             if self._clip_norm is not None:
                 torch.nn.utils.clip_grad_norm_(gradients.parameters, self._clip_norm)
             self._replica.optimizer.step()
-        self._exchange.after_update()
         self._recorder.mark("update")
+
+        if self._exchange.after_update(weight):
+            has_agreed = True
+        total_loss, total_correct, stop, save = riders.tolist() if has_agreed else (*numbers[:2], 0.0, 0.0)
+        self._recorder.mark("exchange")
         return Outcome(
             loss=total_loss if loss is not None else None,
             correct=total_correct if correct is not None else None,
             is_finite=is_finite,
-            stop=stop_votes > 0,
+            stop=stop > 0,
+            save=save > 0,
         )

@@ -72,7 +72,7 @@ def state_of(step: int) -> dict[str, Any]:
 
 def test_what_is_saved_in_the_background_is_on_disk_after_closing(tmp_path, log, writer_in):
     writer = writer_in(tmp_path)
-    assert writer.save_if_idle(5, lambda: state_of(5))
+    assert writer.save_if_idle(5, state_of(5))
     writer.close()
     assert log.saved == [5]
     assert log.seconds[0] > 0
@@ -84,7 +84,7 @@ def test_the_state_is_as_it_was_when_it_was_handed_over(tmp_path, writer_in, mon
     monkeypatch.setattr(store, "save", disk)
     writer = writer_in(tmp_path)
     weight = torch.zeros(10)
-    writer.save_if_idle(1, lambda: {"weight": weight, "nested": [{"same": weight}]})
+    writer.save_if_idle(1, {"weight": weight, "nested": [{"same": weight}]})
     assert disk.begun.wait(LIMIT_S)
     weight.fill_(7.0)  # training goes on
     disk.release.set()
@@ -98,7 +98,7 @@ def test_a_periodic_one_is_left_out_while_another_is_written(tmp_path, log, writ
     disk = SlowDisk()
     monkeypatch.setattr(store, "save", disk)
     writer = writer_in(tmp_path)
-    assert writer.save_if_idle(1, lambda: state_of(1))
+    assert writer.save_if_idle(1, state_of(1))
     assert disk.begun.wait(LIMIT_S)
 
     def not_even_looked_at() -> dict[str, Any]:
@@ -114,7 +114,7 @@ def test_the_last_one_waits_for_the_one_before_and_is_never_left_out(tmp_path, l
     disk = SlowDisk()
     monkeypatch.setattr(store, "save", disk)
     writer = writer_in(tmp_path)
-    writer.save_if_idle(1, lambda: state_of(1))
+    writer.save_if_idle(1, state_of(1))
     assert disk.begun.wait(LIMIT_S)
     disk.release.set()
     writer.save_last(2, state_of(2))
@@ -128,7 +128,7 @@ def test_a_failure_in_the_background_is_reported_and_the_next_one_may_succeed(tm
     writer = writer_in(folder)
     reported = threading.Event()
     writer._on_failed = lambda error: (log.on_failed(error), reported.set())
-    assert writer.save_if_idle(1, lambda: state_of(1))
+    assert writer.save_if_idle(1, state_of(1))
     assert reported.wait(LIMIT_S)
     folder.unlink()
     writer.save_last(2, state_of(2))
