@@ -87,11 +87,17 @@ def train(
 
 
 def run_task(
-    task: Task, config: RunConfig, view: Observer, *, data_dir: Path | None = None, progress: Progress | None = None
+    task: Task,
+    config: RunConfig,
+    view: Observer,
+    *,
+    engine: LocalEngine | None = None,
+    data_dir: Path | None = None,
+    progress: Progress | None = None,
 ) -> Result:
-    """Train a task as `config` says, showing it in `view`."""
+    """Train a task as `config` says, showing it in `view`; on an `engine` that is getting ready already, if given."""
     check_strategy(config.strategy)
-    engine = LocalEngine()  # first of all: it takes a second to get ready
+    engine = engine or LocalEngine()  # first of all: it takes a second to get ready
     try:
         task = task.with_defaults().located(data_dir, progress)
         facts = task.facts()

@@ -22,7 +22,7 @@ from syncline.zoo import registry as zoo
 if TYPE_CHECKING:
     import torch
 
-__all__ = ["LocatedData", "Script", "Task", "adam", "adamw", "optimizer", "sgd"]
+__all__ = ["LocatedData", "Script", "Task", "adam", "adamw", "made", "optimizer", "sgd"]
 
 _DEFAULT_LOSS = "cross_entropy"
 
@@ -124,9 +124,9 @@ class Task:
         if isinstance(self.data, LocatedData):
             train, test = self.data.info.train_samples, self.data.info.test_samples
         else:
-            train, test = _length(self.data), 0
+            train, test = _length(made(self.data)), 0
         if self.test is not None:
-            test = _length(self.test)
+            test = _length(made(self.test))
         label_of_model = str(self.model) if isinstance(self.model, Spec) else _label(self.model)
         label_of_data = self.data.name if isinstance(self.data, LocatedData) else _label(self.data)
         identity = f"{label_of_model}|{label_of_data}|{train}|{self.loss}|{self.optimizer}|{self.schedule}"
@@ -149,6 +149,12 @@ class Task:
                 raise UnknownName.among("data set", self.data.name, names())
             if self.data.options:
                 raise ConfigError(f"The data set {self.data.name} has no option {next(iter(self.data.options))!r}.")
+
+
+def made(data: Any) -> Any:
+    """Data may be given as a function that makes it."""
+    is_function = callable(data) and not hasattr(data, "__getitem__") and not hasattr(data, "fetch")
+    return data() if is_function else data
 
 
 def _is_classification(loss: object) -> bool:

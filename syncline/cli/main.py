@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import closing, contextmanager, nullcontext
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -83,12 +83,17 @@ def train(
     """
     from syncline.cli.tasks import find_task
     from syncline.driver import run_task
+    from syncline.engines.local import LocalEngine
 
+    # A task in Python imports torch here; the workers' import runs beside it.
+    engine = LocalEngine() if ".py" in task else None
     given = {"data": data, "loss": loss, "optimizer": optimizer, "schedule": schedule, "metrics": metrics,
              "weight_decay": weight_decay, "clip_norm": clip_norm, "data_dir": data_dir}  # fmt: skip
-    found = find_task(task, given, settings, lr)
-    with _told(quiet=quiet, json=json) as view:
-        run_task(found.task, found.config, view, data_dir=found.data_dir, progress=_download_progress(quiet or json))
+    with closing(engine) if engine else nullcontext():
+        found = find_task(task, given, settings, lr)
+        progress = _download_progress(quiet or json)
+        with _told(quiet=quiet, json=json) as view:
+            run_task(found.task, found.config, view, engine=engine, data_dir=found.data_dir, progress=progress)
 
 
 @app.command(context_settings={"allow_extra_args": True, "ignore_unknown_options": True})

@@ -7,6 +7,8 @@ Not here: fetching the samples (`source.py`, `prefetch.py`).
 
 from __future__ import annotations
 
+import hashlib
+import struct
 from collections.abc import Iterator
 from dataclasses import dataclass
 
@@ -61,7 +63,8 @@ def permutation(seed: int, epoch: int, count: int) -> np.ndarray:
 
 def step_seed(seed: int, step: int, rank: int) -> int:
     """The seed of everything random in one worker's step (dropout, say): resuming needs no generator state."""
-    return int(np.random.SeedSequence([seed, step, rank]).generate_state(1, np.uint64)[0] >> np.uint64(1))
+    digest = hashlib.blake2b(struct.pack("<QQQ", seed, step, rank), digest_size=8).digest()
+    return int.from_bytes(digest, "little") >> 1  # torch takes 63 bits
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -21,12 +21,13 @@ import torch
 from torch.utils.data import DataLoader, Dataset
 
 from syncline.data.order import Share
-from syncline.data.source import DatasetSource, Source
+from syncline.data.source import ArraySource, DatasetSource, Source
 
-__all__ = ["Ahead", "Fetched", "fetch"]
+__all__ = ["Ahead", "Fetched", "InLine", "ahead_of", "fetch"]
 
 T = TypeVar("T")
 _POLL_S = 0.1
+_SMALL_SHARE_BYTES = 512 * 1024  # reading this much takes about as long as a thread's hand-over under Python's lock
 _END = object()
 
 
@@ -72,11 +73,15 @@ class Ahead(Generic[T]):
     def close(self) -> None:
         """End the thread, and with it the loader processes it may own."""
         self._closed.set()
+        self._empty()  # a thread that waits for room need not wait out its time
         self._thread.join()
+        self._empty()
+        self._queue.put(_END)  # nobody who still asks waits for ever
+
+    def _empty(self) -> None:
         with contextlib.suppress(queue.Empty):
             while True:
                 self._queue.get_nowait()
-        self._queue.put(_END)  # nobody who still asks waits for ever
 
     def _produce(self, items: Iterable[T]) -> None:
         try:
@@ -100,9 +105,41 @@ class Ahead(Generic[T]):
         return False
 
 
+class InLine(Generic[T]):
+    """The items of an iterable, each produced when it is asked for: the same interface without a thread.
+
+    For small samples in memory, reading them takes less time than handing them from one thread to another.
+    """
+
+    def __init__(self, items: Iterator[T]) -> None:
+        self._items = items
+
+    def __iter__(self) -> Iterator[T]:
+        return self._items
+
+    def __enter__(self) -> InLine[T]:
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Nothing is held."""
+
+
 class _Raised:
     def __init__(self, error: BaseException) -> None:
         self.error = error
+
+
+def ahead_of(
+    source: Source, shares: Iterator[Share], *, samples: int, loaders: int, seed: int
+) -> Ahead[Fetched] | InLine[Fetched]:
+    """Each share with its samples, in the way that suits the source; a share has about `samples` of them."""
+    fetched = fetch(source, shares, loaders=loaders, seed=seed)
+    if isinstance(source, ArraySource) and samples * source.bytes_per_sample <= _SMALL_SHARE_BYTES:
+        return InLine(fetched)
+    return Ahead(fetched)
 
 
 def fetch(source: Source, shares: Iterator[Share], *, loaders: int, seed: int) -> Iterator[Fetched]:

@@ -54,6 +54,12 @@ class ArraySource:
     def __len__(self) -> int:
         return len(self.tensors[0])
 
+    @property
+    def bytes_per_sample(self) -> int:
+        """How large one fetched sample is."""
+        sizes = [t.nbytes // max(len(t), 1) for t in self.tensors]
+        return sum(sizes) + (3 * sizes[0] if self._scale is not None else 0)
+
     def fetch(self, indices: Indices) -> tuple[torch.Tensor, ...]:
         """One gather per array."""
         index = torch.as_tensor(np.asarray(indices, dtype=np.int64))

@@ -50,10 +50,11 @@ class LocalEngine:
                 start_new_session=True,
             )
         self._received = b""
-        self._closed = False
+        self._closed = self._has_launched = False
 
     def launch(self, ticket: Ticket, log: Path) -> None:
         """Fork a worker."""
+        self._has_launched = True
         log.parent.mkdir(parents=True, exist_ok=True)
         self._send({"do": "launch", "ticket": msgspec.to_builtins(ticket), "log": str(log.resolve())})
 
@@ -81,6 +82,8 @@ class LocalEngine:
             return
         self._closed = True
         self._socket.close()  # the zygote takes this as the end
+        if not self._has_launched:
+            self._zygote.kill()  # it has nobody to see off, and may be in the middle of a long import
         try:
             self._zygote.wait(timeout=_CLOSE_TIMEOUT_S)
         except subprocess.TimeoutExpired:

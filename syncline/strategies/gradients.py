@@ -17,13 +17,16 @@ __all__ = ["GradientBuffer"]
 
 
 class GradientBuffer:
-    """The gradients of `parameters`, flat: one buffer per dtype, and `riders` extra float32 numbers."""
+    """The gradients of `parameters`, flat: one buffer per dtype, and `riders` extra float32 numbers.
+
+    A worker alone has nobody to exchange with, so its gradients stay where autograd puts them.
+    """
 
     def __init__(self, parameters: Iterable[torch.nn.Parameter], collective: Collective, riders: int) -> None:
         self.parameters = [p for p in parameters if p.requires_grad]
         device = self.parameters[0].device if self.parameters else torch.device("cpu")
         by_dtype: dict[torch.dtype, list[torch.nn.Parameter]] = {torch.float32: []}
-        for p in self.parameters:
+        for p in self.parameters if collective.size > 1 else ():
             by_dtype.setdefault(p.dtype, []).append(p)
         self.flats: list[torch.Tensor] = []
         self._views: list[tuple[torch.nn.Parameter, torch.Tensor]] = []
@@ -51,6 +54,9 @@ class GradientBuffer:
         """Forget the gradients and riders, keep the memory."""
         for flat in self.flats:
             flat.zero_()
+        if not self._views:
+            for p in self.parameters:
+                p.grad = None
 
     def attach(self) -> None:
         """Make every `.grad` a view of the buffer; what was put there otherwise is copied in first.

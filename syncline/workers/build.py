@@ -20,7 +20,7 @@ from syncline.config.spec import Spec
 from syncline.data.named import named
 from syncline.data.source import ArraySource, Source, as_source
 from syncline.errors import ConfigError, UnknownName, nearest
-from syncline.task import LocatedData, Task
+from syncline.task import LocatedData, Task, made
 from syncline.zoo import registry as zoo
 
 __all__ = ["Loss", "Schedule", "build_loss", "build_model", "build_optimizer", "build_schedule", "build_sources"]
@@ -33,10 +33,10 @@ def build_sources(task: Task) -> tuple[Source, Source | None]:
     if isinstance(task.data, LocatedData):
         data_set, path, scale = named(task.data.name), Path(task.data.path), task.data.info.scale
         train: Source = ArraySource(*data_set.load(path, "train"), scale=scale)
-        own_test = as_source(_made(task.test)) if task.test is not None else None
+        own_test = as_source(made(task.test)) if task.test is not None else None
         return train, own_test or ArraySource(*data_set.load(path, "test"), scale=scale)
-    test = as_source(_made(task.test)) if task.test is not None else None
-    return as_source(_made(task.data)), test
+    test = as_source(made(task.test)) if task.test is not None else None
+    return as_source(made(task.data)), test
 
 
 def build_model(task: Task, train: Source, seed: int) -> nn.Module:
@@ -146,11 +146,6 @@ def build_schedule(
     elif "total_iters" in takes and found.__name__ == "PolynomialLR":
         options.setdefault("total_iters", length)
     return Schedule(_construct("schedule", found, Spec(schedule.name, options), (optimizer,)), every)
-
-
-def _made(data: Any) -> Any:
-    """Data may be given as a function that makes it, which then runs in the worker."""
-    return data() if callable(data) and not hasattr(data, "__getitem__") and not hasattr(data, "fetch") else data
 
 
 def _shape_and_classes(task: Task, train: Source) -> tuple[tuple[int, ...], int]:

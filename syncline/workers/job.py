@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 import torch
 
 from syncline.data.order import Position, SampleOrder, Share
-from syncline.data.prefetch import Ahead, Fetched, fetch
+from syncline.data.prefetch import Ahead, Fetched, InLine, ahead_of
 from syncline.data.source import DatasetSource
 from syncline.errors import NonFiniteLoss, PeerLost
 from syncline.task import Task
@@ -26,6 +26,9 @@ from syncline.workers.runtime import Runtime
 from syncline.workers.step import Outcome, Update
 
 __all__ = ["Job", "Local"]
+
+_ACCURACY_EVERY = 4
+"""In which steps the accuracy on the training data is looked at: it is for the eye, and takes as long as an update."""
 
 
 class Local(NamedTuple):
@@ -68,13 +71,14 @@ class Job:
         """The learning rate now."""
         return float(self.replica.optimizer.param_groups[0]["lr"])
 
-    def fetch_ahead(self, start: Position) -> Ahead[Fetched]:
+    def fetch_ahead(self, start: Position) -> Ahead[Fetched] | InLine[Fetched]:
         """This worker's share of every step from `start` to the end, read ahead of time."""
         loaders = self.plan.loaders
         if loaders is None:
             loaders = 1 if isinstance(self.train_source, DatasetSource) else 0
         shares = self.order.shares(start, rank=self.runtime.rank, size=self.plan.size, epochs=self.plan.epochs)
-        return Ahead(fetch(self.train_source, shares, loaders=loaders, seed=self.plan.seed))
+        samples = -(-self.plan.batch // self.plan.size)
+        return ahead_of(self.train_source, shares, samples=samples, loaders=loaders, seed=self.plan.seed)
 
     def to_device(self, batch: Any) -> Any:
         """The batch where the model is."""
@@ -98,8 +102,9 @@ class Job:
             torch.autograd.backward(loss if part == 1.0 else loss * part)
             self.recorder.mark("backward")
             total_loss += float(loss.detach()) * part
-            fraction = correct_fraction(output, target)
-            total_correct += (fraction or 0.0) * part
+            if share.position.step % _ACCURACY_EVERY == 0:  # the same steps on all workers, or the sum would be wrong
+                fraction = correct_fraction(output, target)
+                total_correct += (fraction or 0.0) * part
         return Local(total_loss, None if fraction is None else total_correct)
 
     def after_update(self, outcome: Outcome) -> None:

@@ -21,7 +21,7 @@ import torch
 from torch.utils.data import DataLoader, RandomSampler, SequentialSampler, TensorDataset, default_collate
 
 from syncline.data.order import Position, SampleOrder, Share
-from syncline.data.prefetch import Ahead, Fetched, fetch
+from syncline.data.prefetch import Ahead, Fetched, InLine, ahead_of
 from syncline.data.source import DatasetSource, as_source
 from syncline.errors import ConfigError
 from syncline.telemetry.events import Logged
@@ -179,7 +179,7 @@ class PreparedBatches:
         self._source = as_source(loader.dataset) if is_plain else DatasetSource(loader.dataset, loader.collate_fn)
         self._loaders = loader.num_workers
         self._epochs_begun = 0
-        self._ahead: Ahead[Fetched] | None = None
+        self._ahead: Ahead[Fetched] | InLine[Fetched] | None = None
 
     def __len__(self) -> int:
         return self._prepared.order.steps_per_epoch
@@ -194,7 +194,13 @@ class PreparedBatches:
         runtime = self._prepared.runtime
         shares = self._prepared.order.shares(start, rank=runtime.rank, size=runtime.plan.size, epochs=epoch + 1)
         self.close()
-        self._ahead = Ahead(fetch(self._source, shares, loaders=self._loaders, seed=runtime.plan.seed))
+        self._ahead = ahead_of(
+            self._source,
+            shares,
+            samples=-(-self._prepared.order.batch // runtime.plan.size),
+            loaders=self._loaders,
+            seed=runtime.plan.seed,
+        )
         runtime.recorder.start()
         for fetched in self._ahead:
             self._prepared.begin_step(fetched.share)

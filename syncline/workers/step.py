@@ -55,6 +55,9 @@ class Update:
     ) -> None:
         self._replica, self._exchange, self._recorder = replica, exchange, recorder
         self._wishes, self._clip_norm = wishes, clip_norm
+        riders = replica.gradients.riders
+        # On the CPU, NumPy writes a few numbers ten times faster than torch.
+        self._riders_in_numpy = riders.numpy() if riders.device.type == "cpu" else None
 
     def __call__(self, weight: float, loss: float | None = None, correct: float | None = None) -> Outcome:
         """Exchange and update; `loss` and `correct` are this worker's means, `weight` its part of the samples.
@@ -64,7 +67,7 @@ class Update:
         gradients, riders, wishes = self._replica.gradients, self._replica.gradients.riders, self._wishes
         gradients.attach()
         numbers = [loss or 0.0, correct or 0.0, float(wishes.stop_wanted()), float(wishes.save_wanted())]
-        riders.copy_(torch.tensor(numbers))
+        self._write_riders(numbers)
         has_agreed = self._exchange.before_update(weight)
         is_finite = math.isfinite(float(riders[0]) if has_agreed else numbers[0])
         self._recorder.mark("exchange")
@@ -86,3 +89,9 @@ class Update:
             stop=stop > 0,
             save=save > 0,
         )
+
+    def _write_riders(self, numbers: list[float]) -> None:
+        if self._riders_in_numpy is not None:
+            self._riders_in_numpy[:] = numbers
+        else:
+            self._replica.gradients.riders.copy_(torch.tensor(numbers))

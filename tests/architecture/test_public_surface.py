@@ -49,7 +49,7 @@ def test_the_worker_loop_fits_on_one_screen():
     from syncline.workers import loop
 
     assert len(inspect.getsource(loop.train).splitlines()) <= 40
-    for moment in ("data", "before_forward", "forward_and_backward", "update", "after_epoch", "checkpoint_if_due"):
+    for moment in ("data", "before_forward", "forward_and_backward", "update", "after_epoch", "save"):
         assert moment in inspect.getsource(loop.train)
 
 
