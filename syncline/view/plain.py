@@ -150,8 +150,8 @@ class PlainLines:
             self._line(*metric_words(event.metrics))
         self._checkpoint()
         self._line(f"run directory: {event.run_dir}")
-        if event.stopped_early:
-            self._line(*state.next_steps[0])
+        for what, why in state.next_steps:
+            self._line(f"next: {what}", f"({why})")
 
     def _tell_failure(self) -> None:
         failure, self._failure = self._failure, None

@@ -102,7 +102,8 @@ def test_the_result_has_speed_metrics_a_curve_and_the_run_directory() -> None:
     assert end[6].startswith("97.12% ┤")
     assert end[8].split() == ["epoch", "1", "epoch", "3"]
     assert end[9] == "test/accuracy 98.71%  test/loss 0.0412  train/loss 0.0123"
-    assert end[-1] == f"run directory: {RUN_DIR}"
+    assert f"run directory: {RUN_DIR}" in end
+    assert end[-1].startswith("next: "), "what to type next comes last"
 
 
 def test_there_is_no_curve_of_a_single_evaluation() -> None:
@@ -122,7 +123,7 @@ def test_a_stream_without_unicode_gets_a_curve_in_ascii() -> None:
 def test_a_run_that_stopped_early_says_how_to_go_on() -> None:
     lines = lines_of(started(plan()), summary(stopped_early=True, epochs=1.4213, steps=667))
     assert any(line.startswith("stopped early after 1.421 epochs, 667 steps") for line in lines)
-    assert lines[-1].startswith(f"syncline resume {RUN_DIR}")
+    assert lines[-1].startswith(f"next: syncline resume {RUN_DIR}")
 
 
 def test_a_failure_is_told_once_with_the_first_cause_first() -> None:
@@ -177,4 +178,4 @@ def test_there_is_never_an_escape_code() -> None:
 
 
 def test_a_log_without_any_start_still_ends_well() -> None:
-    assert lines_of(summary())[-1] == f"run directory: {RUN_DIR}"
+    assert f"run directory: {RUN_DIR}" in lines_of(summary())
