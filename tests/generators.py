@@ -5,6 +5,8 @@ from __future__ import annotations
 import keyword
 import string
 
+import numpy as np
+import torch
 from hypothesis import settings
 from hypothesis import strategies as st
 
@@ -49,3 +51,24 @@ values = st.recursive(
     max_leaves=5,
 )
 specs = st.builds(Spec, names, st.dictionaries(identifiers, values, max_size=4))
+
+
+@st.composite
+def flats(draw: st.DrawFn, min_size: int = 0) -> torch.Tensor:
+    """A flat tensor as a codec gets it: a few chosen values, or many random ones of any scale, ties and zeros too."""
+    if draw(st.booleans()):
+        return torch.tensor(draw(st.lists(moderate_floats, min_size=min_size, max_size=40)), dtype=torch.float32)
+    stream = np.random.RandomState(draw(st.integers(0, 2**32 - 1)))
+    # Around the sizes of blocks and bytes, where mistakes would be.
+    values = stream.standard_normal(
+        draw(st.integers(max(1, min_size), 3000) | st.sampled_from([256, 1024, 1025, 2048]))
+    )
+    values *= 10.0 ** draw(st.integers(-30, 30))
+    if draw(st.booleans()):
+        values = values.round(2)
+    values[stream.random_sample(values.shape) < draw(st.sampled_from([0.0, 0.5]))] = 0.0
+    return torch.from_numpy(values).to(torch.float32)
+
+
+moderate_floats = st.floats(-(2.0**100), 2.0**100, width=32)
+member_lists = st.lists(st.integers(0, 100), min_size=1, max_size=24, unique=True)

@@ -78,4 +78,4 @@ def in_blocks(flat: Tensor, size: int) -> Tensor:
     """Rows of `size` values, the last one filled up with zeros; shared if nothing needed filling."""
     missing = -flat.numel() % size
     padded = functional.pad(flat, (0, missing)) if missing else flat
-    return padded.view(-1, size)
+    return padded.view(padded.numel() // size, size)

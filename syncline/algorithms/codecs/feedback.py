@@ -45,10 +45,10 @@ def compensate(codec: Codec, flat: Tensor, residual: Tensor | None) -> Compensat
             f"The residual has {residual.numel()} values, but the tensor to encode has {flat.numel()}. "
             "A residual belongs to one model: start without one if the model has changed."
         )
-    wanted = flat if residual is None else flat + residual
+    wanted = flat.clone() if residual is None else flat + residual
     payload = codec.encode(wanted)
     decoded = codec.decode(payload, flat.numel())
-    left = wanted - decoded
+    left = wanted.sub_(decoded)  # in place: fresh memory costs more than the subtraction
     # The sum is ten times cheaper than looking at each value, and finite sums have finite terms.
     if not left.sum().isfinite() and not left.isfinite().all():
         left = torch.zeros_like(flat) if residual is None else residual

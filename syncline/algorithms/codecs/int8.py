@@ -1,14 +1,19 @@
-"""Every value as one of 255 steps of its block: blocks of 256 values, one float32 scale each (Dettmers et al. 2022).
+"""Every value as one of 255 steps of its block: blocks of 256 values, one float32 scale each.
+
+Block-wise scales, as in Dettmers et al. (2022), keep one large value from coarsening all others.
 
 For a block x with scale  s = max_i |x_i| / 127:
 
     q_i = round(x_i / s) in -127..127  (ties to even),      decoded  s q_i,      so that  |x_i - s q_i| <= s / 2
+
+up to the rounding of the quotient itself, one part in ten thousand of that.
 
 Rounding is deterministic: with error feedback an unbiased coin toss brings nothing, and the same gradients must give
 the same bytes. The payload holds all scales, then all q.
 
 A block whose largest value is below 127 times the smallest normal float32 (about 1.5e-36) decodes to zeros: its scale
 would be subnormal, with too few bits left to divide by. A block with a NaN or an infinity decodes to NaN throughout.
+The last few values before float32 ends (3.4e38) may decode to infinity.
 """
 
 from __future__ import annotations

@@ -48,7 +48,7 @@ class OneBit:
         blocks = in_blocks(flat, _BLOCK)
         words = (blocks >= 0).view(torch.int64)
         # Added as words, each of the eight bytes counts up to 128 without touching its neighbour; then add the eight.
-        non_negative = words.sum(1).view(torch.uint8).view(-1, 8).sum(1)
+        non_negative = words.sum(1).view(torch.uint8).view(len(blocks), 8).sum(1)
         sizes = torch.full_like(non_negative, _BLOCK)
         if filling := blocks.numel() - numel:  # zeros that are no values
             non_negative[-1] -= filling
@@ -68,7 +68,7 @@ class OneBit:
         """The mean that each bit stands for."""
         payload = check_payload(self, payload, numel)
         head = 8 * -(-numel // _BLOCK)
-        means = as_numbers(payload[:head], torch.int32).view(-1, 2)
+        means = as_numbers(payload[:head], torch.int32).view(head // 8, 2)
         negative, non_negative = means[:, :1], means[:, 1:]
         masks = _MASKS.to(payload.device).index_select(0, payload[head:].to(torch.int32)).view(-1)
         # A choice by masks on the bits of the means: torch.where with broadcast sides takes several times longer.

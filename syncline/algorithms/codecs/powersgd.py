@@ -71,7 +71,8 @@ def orthogonalise(p: Tensor) -> Tensor:
     some orthonormal ones all the same; with Gram-Schmidt, one step of zero gradients would make Q zero, hence every P
     after it, and the matrix would never be trained again.
     """
-    return torch.linalg.qr(p).Q
+    basis: Tensor = torch.linalg.qr(p).Q
+    return basis
 
 
 def right(m: Tensor, p: Tensor) -> Tensor:
@@ -91,7 +92,7 @@ def pack(tensors: Sequence[Tensor]) -> Tensor:
 
 def unpack(flat: Tensor, shapes: Sequence[Sequence[int]]) -> list[Tensor]:
     """The tensors that `pack` put together, as views."""
-    parts = flat.split([math.prod(shape) for shape in shapes])
+    parts = torch.split_with_sizes(flat, [math.prod(shape) for shape in shapes])
     return [part.view(*shape) for part, shape in zip(parts, shapes, strict=True)]
 
 

@@ -1,0 +1,219 @@
+"""Outer optimisers: what becomes of the change that workers made on their own since they last met.
+
+Here: pure functions of flat tensors, each a frozen dataclass that prints as one would type it in a run file. Not here:
+when workers meet and how the change is averaged (`strategies`), and the inner optimiser, which is the user's.
+
+Notation and sign, for all of them:
+
+    theta~          the anchor: where every worker started after the last exchange
+    theta_k         where worker k is now, k = 1 .. K
+    delta           mean_k theta_k - theta~, the way the workers went
+
+`step(anchor, delta, state)` returns the next anchor and state. `delta` points where to go, so it is added; what DiLoCo
+calls the outer gradient is -delta, what BMUF calls G is delta. Plain averaging moves to theta~ + delta, the mean.
+
+In floating point theta~ + (theta - theta~) may differ from theta in the last bit, so a strategy that averages with
+nobody should leave its parameters alone instead of calling `average`. Non-finite values go through every step and show
+in the anchor; a step that is to be thrown away is undone by keeping the anchor and state from before it, since neither
+is written to.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Protocol
+
+import torch
+from torch import Tensor
+
+from syncline.errors import ConfigError
+
+__all__ = ["OuterOptimiser", "State", "average", "block_momentum", "elastic", "nesterov", "sgd"]
+
+State = Mapping[str, Tensor]
+"""What an outer optimiser remembers between exchanges, by name; goes into checkpoints as it is."""
+
+
+class OuterOptimiser(Protocol):
+    """How the anchor moves."""
+
+    def initial_state(self, like: Tensor) -> State:
+        """Before the first exchange of a model whose flat parameters are `like`."""
+
+    def step(self, anchor: Tensor, delta: Tensor, state: State) -> tuple[Tensor, State]:
+        """The next anchor and state."""
+
+
+# The classes below have lower-case names, as `range` and `slice` do: they are read and written as calls.
+
+
+@dataclass(frozen=True)
+class average:
+    """Everybody goes on from the mean of all: local SGD, SparkNet (Moritz et al. 2015). The same as `sgd(lr=1)`.
+
+    theta~ <- theta~ + delta
+    """
+
+    def initial_state(self, like: Tensor) -> State:
+        """Nothing."""
+        del like
+        return {}
+
+    def step(self, anchor: Tensor, delta: Tensor, state: State) -> tuple[Tensor, State]:
+        """To the mean."""
+        return anchor + delta, state
+
+
+@dataclass(frozen=True)
+class sgd:
+    """A part of the way to the mean, or further than that.
+
+    theta~ <- theta~ + lr delta
+    """
+
+    lr: float
+
+    def __post_init__(self) -> None:
+        _check_lr("sgd", self.lr)
+
+    def initial_state(self, like: Tensor) -> State:
+        """Nothing."""
+        del like
+        return {}
+
+    def step(self, anchor: Tensor, delta: Tensor, state: State) -> tuple[Tensor, State]:
+        """`lr` of the way to the mean."""
+        return torch.add(anchor, delta, alpha=self.lr), state
+
+
+@dataclass(frozen=True)
+class nesterov:
+    """DiLoCo (Douillard et al. 2023), whose authors use lr 0.7 and momentum 0.9.
+
+    b <- momentum b + delta
+    theta~ <- theta~ + lr (delta + momentum b)
+
+    This is torch.optim.SGD(nesterov=True) on the gradient -delta.
+    """
+
+    lr: float
+    momentum: float
+
+    def __post_init__(self) -> None:
+        _check_lr("nesterov", self.lr)
+        _check_momentum("nesterov", self.momentum)
+
+    def initial_state(self, like: Tensor) -> State:
+        """No momentum."""
+        return {"momentum": torch.zeros_like(like)}
+
+    def step(self, anchor: Tensor, delta: Tensor, state: State) -> tuple[Tensor, State]:
+        """Along delta and the momentum that it has joined."""
+        momentum = torch.add(delta, state["momentum"], alpha=self.momentum)
+        direction = torch.add(delta, momentum, alpha=self.momentum)
+        return torch.add(anchor, direction, alpha=self.lr), {"momentum": momentum}
+
+
+@dataclass(frozen=True)
+class block_momentum:
+    """BMUF, blockwise model-update filtering (Chen & Huo 2016), CNTK's block momentum.
+
+    With W_g(t-1) the model that workers start block t from, W-(t) the mean of where they end, eta the block momentum
+    (here `momentum`) and zeta the block learning rate (here `lr`):
+
+        G(t)     = W-(t) - W_g(t-1)
+        Delta(t) = eta Delta(t-1) + zeta G(t)
+        W(t)     = W(t-1) + Delta(t)
+        W_g(t)   = W(t)                         classical block momentum
+        W_g(t)   = W(t) + eta Delta(t)          Nesterov block momentum
+
+    The anchor is W_g, G is delta, and the state holds Delta. In the Nesterov form W(t-1) = W_g(t-1) - eta Delta(t-1)
+    is not kept, for it drops out:  W_g(t) = W_g(t-1) + zeta G(t) + eta Delta(t). That also shows that
+    `block_momentum(m, lr, nesterov=True)` and `nesterov(lr, m)` are the same, with Delta = lr b.
+
+    The paper sets eta = 1 - 1/K for K workers (`momentum_for`) and zeta = 1: momentum multiplies the step by
+    1 / (1 - eta) = K in the long run, which makes up for averaging K updates instead of adding them.
+    """
+
+    momentum: float
+    lr: float = 1.0
+    nesterov: bool = True
+
+    def __post_init__(self) -> None:
+        _check_lr("block_momentum", self.lr)
+        _check_momentum("block_momentum", self.momentum)
+
+    @staticmethod
+    def momentum_for(workers: int) -> float:
+        """The paper's momentum for so many workers: 1 - 1/K."""
+        return 1.0 - 1.0 / workers
+
+    def initial_state(self, like: Tensor) -> State:
+        """Delta(0) = 0."""
+        return {"momentum": torch.zeros_like(like)}
+
+    def step(self, anchor: Tensor, delta: Tensor, state: State) -> tuple[Tensor, State]:
+        """From W_g(t-1) to W_g(t)."""
+        momentum = torch.add(self.momentum * state["momentum"], delta, alpha=self.lr)
+        if not self.nesterov:
+            return anchor + momentum, {"momentum": momentum}
+        ahead = torch.add(torch.mul(delta, self.lr), momentum, alpha=self.momentum)
+        return anchor + ahead, {"momentum": momentum}
+
+    def model(self, anchor: Tensor, state: State) -> Tensor:
+        """W(t), the paper's result of training: the anchor without the step ahead that Nesterov's form takes."""
+        return torch.sub(anchor, state["momentum"], alpha=self.momentum) if self.nesterov else anchor
+
+
+@dataclass(frozen=True)
+class elastic:
+    """EASGD (Zhang, Choromanska & LeCun 2015): workers stay where they are, tied to a centre by a spring.
+
+    With alpha the moving rate (here `rate`), x_k worker k and x~ the centre, both sides of
+
+        x_k <- x_k - alpha (x_k - x~)           `pull`
+        x~  <- x~  + alpha (x_k - x~)           `step`, one worker at a time: asynchronous
+        x~  <- x~  + alpha sum_k (x_k - x~)     `step_of_all`, K workers at once: synchronous
+
+    computed from the values before either changed, so that what a worker gives the centre gets. The anchor is x~. The
+    synchronous centre moves by beta = K alpha of the way to the mean; the paper recommends beta = 0.9.
+    """
+
+    rate: float
+
+    def __post_init__(self) -> None:
+        if not 0 < self.rate <= 1:
+            raise ConfigError(f"The rate of elastic is {self.rate}, but it must be above 0 and at most 1.")
+
+    def initial_state(self, like: Tensor) -> State:
+        """Nothing."""
+        del like
+        return {}
+
+    def step(self, anchor: Tensor, delta: Tensor, state: State) -> tuple[Tensor, State]:
+        """The centre after one worker, `delta` away from it, has pulled at it."""
+        return torch.add(anchor, delta, alpha=self.rate), state
+
+    def step_of_all(self, anchor: Tensor, delta: Tensor, workers: int) -> Tensor:
+        """The centre after so many workers, on average `delta` away from it, have pulled at it at the same time."""
+        if workers * self.rate > 1:
+            raise ConfigError(
+                f"With {workers} workers and rate {self.rate} the centre would move {workers * self.rate:g} times the "
+                f"way to their mean, past it. Set the rate to 1/{workers} or less; 0.9/{workers} is usual."
+            )
+        return torch.add(anchor, delta, alpha=workers * self.rate)
+
+    def pull(self, worker: Tensor, anchor: Tensor) -> Tensor:
+        """A worker after the centre, as it was before this exchange, has pulled at it."""
+        return torch.lerp(worker, anchor, self.rate)
+
+
+def _check_lr(name: str, lr: float) -> None:
+    if not lr > 0:
+        raise ConfigError(f"The lr of {name} is {lr}, but it must be above 0; 1 is plain averaging.")
+
+
+def _check_momentum(name: str, momentum: float) -> None:
+    if not 0 <= momentum < 1:
+        raise ConfigError(f"The momentum of {name} is {momentum}, but it must be at least 0 and below 1.")
