@@ -9,6 +9,7 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from syncline.algorithms.outer import average, block_momentum, nesterov
     from syncline.config.run import RunConfig
     from syncline.config.spec import Spec
     from syncline.driver import resume, train
@@ -23,12 +24,19 @@ if TYPE_CHECKING:
         WorkerFailed,
     )  # fmt: skip
     from syncline.result import Result
+    from syncline.strategies.how import BF16, Exact, Int8, OneBit, TopK
+    from syncline.strategies.strategy import Strategy
+    from syncline.strategies.what import Gradients, Updates
+    from syncline.strategies.when import Every
+    from syncline.strategies.whom import Everyone
     from syncline.task import Task, adam, adamw, optimizer, sgd
     from syncline.workers.own_loop import worker
 
 __version__ = "0.1.0"
 
 __all__ = [
+    "BF16", "Every", "Everyone", "Exact", "Gradients", "Int8", "OneBit", "Strategy", "TopK", "Updates",
+    "average", "block_momentum", "nesterov",
     "CheckpointError", "ConfigError", "DataError", "Interrupted", "NonFiniteLoss", "Result", "RunConfig", "Spec",
     "SynclineError", "Task", "UnknownName", "WorkerFailed", "adam", "adamw", "optimizer", "resume", "sgd", "train",
     "worker",
@@ -41,6 +49,12 @@ _HOME = {
     "resume": "driver",
     "train": "driver",
     "worker": "workers.own_loop",
+    **dict.fromkeys(("average", "block_momentum", "nesterov"), "algorithms.outer"),
+    **dict.fromkeys(("BF16", "Exact", "Int8", "OneBit", "TopK"), "strategies.how"),
+    **dict.fromkeys(("Gradients", "Updates"), "strategies.what"),
+    "Every": "strategies.when",
+    "Everyone": "strategies.whom",
+    "Strategy": "strategies.strategy",
     **dict.fromkeys(("Task", "adam", "adamw", "optimizer", "sgd"), "task"),
 }
 

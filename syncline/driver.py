@@ -28,7 +28,8 @@ from syncline.plan.machine import Machine
 from syncline.plan.plan import Plan
 from syncline.plan.planner import TaskFacts, make_plan
 from syncline.result import Result
-from syncline.strategies.presets import check_strategy
+from syncline.strategies.reading import read_strategy
+from syncline.strategies.words import in_words
 from syncline.task import Script, Task
 from syncline.telemetry.events import (
     CheckpointSaved,
@@ -43,7 +44,7 @@ from syncline.telemetry.events import (
 from syncline.telemetry.run_dir import EventLog, RunDir
 from syncline.view.observer import Observer, UntilTheEnd, choose_view
 
-__all__ = ["plan_task", "resume", "run_script", "run_task", "train"]
+__all__ = ["explain_task", "resume", "run_script", "run_task", "train"]
 
 _LARGEST_KEPT_PAYLOAD_BYTES = 256 * 1024 * 1024
 
@@ -78,6 +79,8 @@ def train(
             close = nearest(name, known)
             hint = f" Did you mean {close[0]!r}?" if close else f" There are: {', '.join(known)}."
             raise ConfigError(f"syncline.train has no setting {name!r}.{hint}")
+    if "strategy" in settings:
+        settings["strategy"] = str(settings["strategy"])  # a Strategy prints as what is read back
     task = Task(
         model=model, data=data, test=test, loss=loss, optimizer=optimizer, schedule=schedule, metrics=metrics,
         weight_decay=weight_decay, clip_norm=clip_norm,
@@ -96,7 +99,7 @@ def run_task(
     progress: Progress | None = None,
 ) -> Result:
     """Train a task as `config` says, showing it in `view`; on an `engine` that is getting ready already, if given."""
-    check_strategy(config.strategy)
+    read_strategy(config.strategy)  # a mistake is answered before anything starts
     engine = engine or LocalEngine()  # first of all: it takes a second to get ready
     try:
         task = task.with_defaults().located(data_dir, progress)
@@ -107,16 +110,19 @@ def run_task(
         view.close()
 
 
-def plan_task(task: Task, config: RunConfig, *, data_dir: Path | None = None) -> Plan:
-    """The plan of a run that is not started."""
-    check_strategy(config.strategy)
-    facts = task.with_defaults().located(data_dir, None).facts()
-    return make_plan(facts, config, Machine.here(), _resolve_device(config.device))
+def explain_task(task: Task, config: RunConfig, *, data_dir: Path | None = None) -> str:
+    """What a run would do, in words; nothing is started."""
+    strategy = read_strategy(config.strategy)
+    task = task.with_defaults().located(data_dir, None)
+    plan = make_plan(task.facts(), config, Machine.here(), _resolve_device(config.device))
+    from syncline.workers.entry import parameter_count  # brings torch
+
+    return "\n".join([plan.in_words(), *in_words(strategy, plan.size, parameter_count(task))])
 
 
 def run_script(script: Script, config: RunConfig, view: Observer) -> Result:
     """Run a user's own training loop on many workers."""
-    check_strategy(config.strategy)
+    read_strategy(config.strategy)  # a mistake is answered before anything starts
     if not Path(script.path).is_file():
         raise ConfigError(f"There is no file {script.path}.")
     engine = LocalEngine()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 import tempfile
 import threading
 from pathlib import Path
@@ -11,6 +12,12 @@ import pytest
 
 LOOKUP = "syncline-open-url"  # a name lookup cannot be cancelled; its thread is given up with it
 SHARED_DATA = Path(__file__).parents[2] / "shared" / "data"
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _take_ctrl_c() -> None:
+    """A shell starts background jobs with Ctrl-C ignored, and their children inherit that; these tests send it."""
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 @pytest.fixture(scope="session", autouse=True)

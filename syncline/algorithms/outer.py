@@ -22,16 +22,16 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Protocol
-
-import torch
-from torch import Tensor
+from typing import TYPE_CHECKING, Protocol, TypeAlias
 
 from syncline.errors import ConfigError
 
+if TYPE_CHECKING:  # tensors are used here only through their own methods, so that a strategy is read without torch
+    from torch import Tensor
+
 __all__ = ["OuterOptimiser", "State", "average", "block_momentum", "elastic", "nesterov", "sgd"]
 
-State = Mapping[str, Tensor]
+State: TypeAlias = "Mapping[str, Tensor]"
 """What an outer optimiser remembers between exchanges, by name; goes into checkpoints as it is."""
 
 
@@ -84,7 +84,7 @@ class sgd:
 
     def step(self, anchor: Tensor, delta: Tensor, state: State) -> tuple[Tensor, State]:
         """`lr` of the way to the mean."""
-        return torch.add(anchor, delta, alpha=self.lr), state
+        return anchor.add(delta, alpha=self.lr), state
 
 
 @dataclass(frozen=True)
@@ -106,13 +106,13 @@ class nesterov:
 
     def initial_state(self, like: Tensor) -> State:
         """No momentum."""
-        return {"momentum": torch.zeros_like(like)}
+        return {"momentum": like.new_zeros(like.shape)}
 
     def step(self, anchor: Tensor, delta: Tensor, state: State) -> tuple[Tensor, State]:
         """Along delta and the momentum that it has joined."""
-        momentum = torch.add(delta, state["momentum"], alpha=self.momentum)
-        direction = torch.add(delta, momentum, alpha=self.momentum)
-        return torch.add(anchor, direction, alpha=self.lr), {"momentum": momentum}
+        momentum = delta.add(state["momentum"], alpha=self.momentum)
+        direction = delta.add(momentum, alpha=self.momentum)
+        return anchor.add(direction, alpha=self.lr), {"momentum": momentum}
 
 
 @dataclass(frozen=True)
@@ -151,19 +151,19 @@ class block_momentum:
 
     def initial_state(self, like: Tensor) -> State:
         """Delta(0) = 0."""
-        return {"momentum": torch.zeros_like(like)}
+        return {"momentum": like.new_zeros(like.shape)}
 
     def step(self, anchor: Tensor, delta: Tensor, state: State) -> tuple[Tensor, State]:
         """From W_g(t-1) to W_g(t)."""
-        momentum = torch.add(self.momentum * state["momentum"], delta, alpha=self.lr)
+        momentum = (self.momentum * state["momentum"]).add(delta, alpha=self.lr)
         if not self.nesterov:
             return anchor + momentum, {"momentum": momentum}
-        ahead = torch.add(torch.mul(delta, self.lr), momentum, alpha=self.momentum)
+        ahead = delta.mul(self.lr).add(momentum, alpha=self.momentum)
         return anchor + ahead, {"momentum": momentum}
 
     def model(self, anchor: Tensor, state: State) -> Tensor:
         """W(t), the paper's result of training: the anchor without the step ahead that Nesterov's form takes."""
-        return torch.sub(anchor, state["momentum"], alpha=self.momentum) if self.nesterov else anchor
+        return anchor.sub(state["momentum"], alpha=self.momentum) if self.nesterov else anchor
 
 
 @dataclass(frozen=True)
@@ -193,7 +193,7 @@ class elastic:
 
     def step(self, anchor: Tensor, delta: Tensor, state: State) -> tuple[Tensor, State]:
         """The centre after one worker, `delta` away from it, has pulled at it."""
-        return torch.add(anchor, delta, alpha=self.rate), state
+        return anchor.add(delta, alpha=self.rate), state
 
     def step_of_all(self, anchor: Tensor, delta: Tensor, workers: int) -> Tensor:
         """The centre after so many workers, on average `delta` away from it, have pulled at it at the same time."""
@@ -202,11 +202,11 @@ class elastic:
                 f"With {workers} workers and rate {self.rate} the centre would move {workers * self.rate:g} times the "
                 f"way to their mean, past it. Set the rate to 1/{workers} or less; 0.9/{workers} is usual."
             )
-        return torch.add(anchor, delta, alpha=workers * self.rate)
+        return anchor.add(delta, alpha=workers * self.rate)
 
     def pull(self, worker: Tensor, anchor: Tensor) -> Tensor:
         """A worker after the centre, as it was before this exchange, has pulled at it."""
-        return torch.lerp(worker, anchor, self.rate)
+        return worker.lerp(anchor, self.rate)
 
 
 def _check_lr(name: str, lr: float) -> None:

@@ -137,10 +137,21 @@ def resume(run_dir: _Run, quiet: _Quiet = False, json: _Json = False, *, setting
 def explain(task: _What, data: _Data = None, data_dir: _DataDir = None, *, settings: dict[str, Any]) -> None:
     """Say what a run would do, without doing it: who computes what, and how they exchange it."""
     from syncline.cli.tasks import find_task
-    from syncline.driver import plan_task
+    from syncline.driver import explain_task
 
     found = find_task(task, {"data": data, "data_dir": data_dir}, settings, None)
-    typer.echo(plan_task(found.task, found.config, data_dir=found.data_dir).in_words())
+    typer.echo(explain_task(found.task, found.config, data_dir=found.data_dir))
+
+
+@app.command()
+def strategies() -> None:
+    """The ways to keep workers in agreement, by name: after which system, and the four answers.
+
+    What they are made of can be put together freely: --strategy "updates | every(20) | int8"
+    """
+    from syncline.cli.tables import strategy_table
+
+    typer.echo(strategy_table())
 
 
 @app.command(epilog="Suites: startup (command to first training step), overhead (the built-in loop's cost per step).")

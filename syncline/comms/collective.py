@@ -30,6 +30,10 @@ class Collective(Protocol):
     def size(self) -> int:
         """How many workers take part."""
 
+    @property
+    def bytes_sent(self) -> int:
+        """What this worker has made known to the others so far, in bytes; each thing counts once, whoever reads it."""
+
     def allocate(self, numel: int, dtype: torch.dtype, device: torch.device) -> torch.Tensor:
         """A zeroed flat tensor that `sum_` combines without copying it first, where the transport can."""
 
@@ -60,6 +64,7 @@ class Solo:
 
     rank = 0
     size = 1
+    bytes_sent = 0
 
     def __init__(self) -> None:
         self._aborted = False

@@ -23,6 +23,7 @@ class ProcessGroup:
 
     def __init__(self, store: Store, *, rank: int, size: int, device: torch.device, timeout_s: float = 300.0) -> None:
         self.rank, self.size = rank, size
+        self.bytes_sent = 0
         self._device = device
         self._aborted = False
         backend = "nccl" if device.type == "cuda" else "gloo"
@@ -34,6 +35,7 @@ class ProcessGroup:
 
     def sum_(self, tensor: torch.Tensor, weight: float = 1.0) -> None:
         """Scale, then all-reduce."""
+        self.bytes_sent += tensor.nbytes
         data = tensor.detach()
         contiguous = data.contiguous()  # gloo would take the memory of a strided tensor as it lies, gaps included
         if weight != 1.0:
@@ -44,6 +46,7 @@ class ProcessGroup:
 
     def broadcast_(self, tensor: torch.Tensor, source: int = 0) -> None:
         """From `source` to all."""
+        self.bytes_sent += tensor.nbytes if self.rank == source else 0
         data = tensor.detach()
         contiguous = data.contiguous()
         self._do(lambda: dist.broadcast(contiguous, source))
@@ -52,6 +55,7 @@ class ProcessGroup:
 
     def gather(self, payload: bytes) -> list[bytes]:
         """Lengths first, then everybody's bytes padded to the longest."""
+        self.bytes_sent += len(payload)
         length = torch.tensor([len(payload)], device=self._device)
         lengths = [torch.zeros_like(length) for _ in range(self.size)]
         self._do(lambda: dist.all_gather(lengths, length))

@@ -45,6 +45,7 @@ class SharedMemory:
         self, control: Segment, *, rank: int, size: int, timeout_s: float = 300.0, limit_bytes: int | None = None
     ) -> None:
         self.rank, self.size = rank, size
+        self.bytes_sent = 0
         self._control = control
         self._limit_bytes = limit_bytes
         # Spinning pays only while every rank has a core to itself.
@@ -86,6 +87,7 @@ class SharedMemory:
 
     def sum_(self, tensor: torch.Tensor, weight: float = 1.0) -> None:
         """Weighted sum over all ranks, in place."""
+        self.bytes_sent += tensor.nbytes
         copies = self._copies.get(tensor.data_ptr())
         if copies is not None and (own := copies[self.rank]).numel() == tensor.numel() and own.dtype == tensor.dtype:
             self._sum_in_place(copies, weight)
@@ -94,6 +96,7 @@ class SharedMemory:
 
     def broadcast_(self, tensor: torch.Tensor, source: int = 0) -> None:
         """Overwrite `tensor` with rank `source`'s, a stage at a time."""
+        self.bytes_sent += tensor.nbytes if self.rank == source else 0
         flat = tensor.detach().contiguous().view(-1)
         chunk = STAGE_BYTES // flat.element_size()
         for start in range(0, flat.numel(), chunk):
@@ -109,6 +112,7 @@ class SharedMemory:
 
     def gather(self, payload: bytes) -> list[bytes]:
         """Everybody's payload in rank order, as many stages as the longest one needs."""
+        self.bytes_sent += len(payload)
         self._write_slot(0.0, len(payload))
         self._barrier.wait()
         lengths = [self._read_slot(r)[1] for r in range(self.size)]

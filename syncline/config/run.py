@@ -28,7 +28,7 @@ class RunConfig:
     batch: int | None = _f(
         None, "Samples in one step, over all workers together. Default: what suits the model, else 128."
     )
-    strategy: str = _f("allreduce", "How the workers keep in agreement.")
+    strategy: str = _f("allreduce", "How the workers keep in agreement; see: syncline strategies.")
     seed: int = _f(0, "Decides initial weights and the order of samples; the same seed gives the same run.")
     max_steps: int | None = _f(None, "Stop after this many steps, wherever the epoch is then.")
     device: Literal["auto", "cpu", "cuda", "mps"] = _f("cpu", "Where to compute; auto takes the best there is.")

@@ -90,7 +90,9 @@ class Plan:
             f"Each worker is a process on {first.host}, computing on {first.device} "
             f"with {_count(first.threads, 'thread')}."
         )
-        lines.append(_EXCHANGE[self.collective])
+        if self.size > 1:
+            through = "shared memory" if self.collective == "shared-memory" else "torch.distributed"
+            lines.append(f"They exchange through {through}.")
         lines.append(
             f"A checkpoint every {self.checkpoint_every_s:g} s"
             + (f" and every {self.checkpoint_every_steps} steps" if self.checkpoint_every_steps else "")
@@ -98,13 +100,6 @@ class Plan:
         )
         lines.extend(self.notes)
         return "\n".join(lines)
-
-
-_EXCHANGE = {
-    "solo": "There is nobody to exchange gradients with.",
-    "shared-memory": "After each backward pass all gradients are summed through shared memory, without copying them.",
-    "process-group": "After each backward pass all gradients are summed by torch.distributed.",
-}
 
 
 def _count(number: int, thing: str) -> str:

@@ -14,7 +14,7 @@ import torch
 from syncline.comms.collective import Collective
 from syncline.strategies.gradients import GradientBuffer
 
-__all__ = ["Exchange", "Replica"]
+__all__ = ["Exchange", "Replica", "adopt_first"]
 
 
 @dataclass(frozen=True)
@@ -58,3 +58,9 @@ class Exchange(Protocol):
 
     def load_private_state(self, state: dict[str, Any]) -> None:
         """Take up a state from `private_state`."""
+
+
+def adopt_first(replica: Replica) -> None:
+    """Give every replica the first worker's parameters and buffers."""
+    for tensor in [*replica.model.parameters(), *replica.model.buffers()]:
+        replica.collective.broadcast_(tensor.detach())

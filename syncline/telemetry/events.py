@@ -51,6 +51,7 @@ class Progress(_Event, frozen=True, kw_only=True, tag="progress"):
     loss: float | None = None
     accuracy: float | None = None
     lr: float | None = None
+    bytes_sent: int = 0
     phases: dict[str, float] = {}
 
 

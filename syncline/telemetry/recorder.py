@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 import time
 from collections import deque
+from collections.abc import Callable
 
 from syncline.data.order import Position
 from syncline.telemetry.events import Event, Progress
@@ -29,6 +30,9 @@ class Recorder:
         self.last_step = 0
         self.total_samples = 0
         self.total_seconds = 0.0
+        self.count_bytes: Callable[[], int] = lambda: 0
+        """How many bytes this worker has sent in all; whoever sends knows."""
+        self._bytes_before = 0
         self._events: deque[Event] = deque()
         self._last_mark = self._window_start = time.perf_counter()
         self._reset()
@@ -73,6 +77,7 @@ class Recorder:
         if self._steps == 0:
             return
         now = time.perf_counter()
+        bytes_now = self.count_bytes()
         self.emit(
             Progress(
                 rank=self.rank,
@@ -84,10 +89,11 @@ class Recorder:
                 loss=self._loss / self._loss_steps if self._loss_steps else None,
                 accuracy=self._correct / self._correct_steps if self._correct_steps else None,
                 lr=lr,
+                bytes_sent=bytes_now - self._bytes_before,
                 phases={k: round(v, 6) for k, v in self._phases.items()},
             )
         )
-        self._window_start = now
+        self._window_start, self._bytes_before = now, bytes_now
         self._reset()
 
     def drain(self) -> list[Event]:

@@ -57,6 +57,7 @@ class ThreadCollective:
         self._rank = rank
         self._size = size
         self._table = table
+        self.bytes_sent = 0
 
     @property
     def rank(self) -> int:
@@ -74,6 +75,7 @@ class ThreadCollective:
 
     def sum_(self, tensor: torch.Tensor, weight: float = 1.0) -> None:
         """Add up in rank order, starting from rank 0's term."""
+        self.bytes_sent += tensor.nbytes
         term = tensor.detach().clone() if weight == 1.0 else tensor.detach() * weight  # 1.0 would round integers
         terms = self._exchange(f"sum_ of {_describe(tensor)}", term)
         with torch.no_grad():
@@ -84,12 +86,14 @@ class ThreadCollective:
 
     def broadcast_(self, tensor: torch.Tensor, source: int = 0) -> None:
         """Copy from rank `source`."""
+        self.bytes_sent += tensor.nbytes if self.rank == source else 0
         tensors = self._exchange(f"broadcast_ of {_describe(tensor)} from rank {source}", tensor.detach().clone())
         with torch.no_grad():
             tensor.copy_(tensors[source])
 
     def gather(self, payload: bytes) -> list[bytes]:
         """The payloads as they are."""
+        self.bytes_sent += len(payload)
         return self._exchange("gather", payload)
 
     def barrier(self) -> None:

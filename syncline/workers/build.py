@@ -23,7 +23,16 @@ from syncline.errors import ConfigError, UnknownName, nearest
 from syncline.task import LocatedData, Task, made
 from syncline.zoo import registry as zoo
 
-__all__ = ["Loss", "Schedule", "build_loss", "build_model", "build_optimizer", "build_schedule", "build_sources"]
+__all__ = [
+    "Loss",
+    "Schedule",
+    "build_loss",
+    "build_model",
+    "build_optimizer",
+    "build_schedule",
+    "build_sources",
+    "parameter_count",
+]
 
 Loss = Callable[..., torch.Tensor]
 
@@ -51,6 +60,18 @@ def build_model(task: Task, train: Source, seed: int) -> nn.Module:
             f"The model is a {type(model).__name__}; give an nn.Module, a function that makes one, or a name."
         )
     return model
+
+
+def parameter_count(task: Task) -> int:
+    """How many parameters the task's model has; no memory is taken for them if Syncline makes the model."""
+    with torch.device("meta"):
+        model = task.model if isinstance(task.model, nn.Module) else None
+        if isinstance(task.model, Spec) and isinstance(task.data, LocatedData):
+            info = task.data.info
+            model = zoo.build(task.model.name, info.input_shape, info.classes or 1, **dict(task.model.options))
+    if model is None:
+        model = build_model(task, build_sources(task)[0], seed=0)
+    return sum(p.numel() for p in model.parameters())
 
 
 def build_loss(loss: Spec | Loss) -> Loss:

@@ -22,14 +22,14 @@ from syncline.errors import ConfigError
 from syncline.task import Script, Task
 from syncline.telemetry.run_dir import RunDir
 from syncline.workers import own_loop
-from syncline.workers.build import build_model, build_sources
+from syncline.workers.build import build_model, build_sources, parameter_count
 from syncline.workers.failure import describe_failure
 from syncline.workers.job import Job
 from syncline.workers.link import Link
 from syncline.workers.loop import train
 from syncline.workers.runtime import Runtime
 
-__all__ = ["load_trained_model", "run_worker"]
+__all__ = ["load_trained_model", "parameter_count", "run_worker"]
 
 _SAMPLES_SHOWN = 8
 """How many of the samples in flight a failure names: enough to look at, and to see what they have in common."""
@@ -54,9 +54,10 @@ def run_worker(ticket: Ticket) -> int:
     except BaseException as error:
         step, samples = runtime.in_flight if runtime else (0, None)
         shown = [int(s) for s in samples[:_SAMPLES_SHOWN]] if samples is not None else []
-        link.send(describe_failure(error, rank=link.rank, step=step, samples=shown))
         if runtime is not None:
             runtime.collective.abort()  # nobody should wait for this worker any more
+            runtime.finish_writing()
+        link.send(describe_failure(error, rank=link.rank, step=step, samples=shown))
         return 1
     finally:
         link.close()

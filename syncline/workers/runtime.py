@@ -25,9 +25,10 @@ from syncline.comms.shared_memory import SharedMemory, SharedMemoryFull
 from syncline.data.order import Position, step_seed
 from syncline.errors import CheckpointError
 from syncline.plan.plan import Plan, WorkerPlan
+from syncline.strategies.carry_out import make_exchange
 from syncline.strategies.exchange import Exchange, Replica
 from syncline.strategies.gradients import GradientBuffer
-from syncline.strategies.presets import make_exchange
+from syncline.strategies.reading import read_strategy
 from syncline.telemetry.events import CheckpointSaved, Warned, WorkerReady
 from syncline.telemetry.recorder import Recorder
 from syncline.telemetry.run_dir import RunDir
@@ -101,8 +102,9 @@ class Runtime:
         if self.plan.batch_norm == "global":
             synchronise_batch_norm(model, self.collective)
         replica = Replica(model, optimizer, gradients, self.collective)
-        exchange = make_exchange(self.plan.strategy, replica)
+        exchange = make_exchange(read_strategy(self.plan.strategy), replica)
         exchange.begin()
+        self.recorder.count_bytes = lambda: self.collective.bytes_sent
         if state is not None and self.rank < len(state["private"]):
             exchange.load_private_state(state["private"][self.rank])
         self.recorder.emit(
@@ -198,10 +200,14 @@ class Runtime:
         if self.rank == 0:
             self.recorder.emit(Warned(message=message))
 
-    def close(self) -> None:
-        """Finish the checkpoint being written and leave the others."""
+    def finish_writing(self) -> None:
+        """See the checkpoint that is being written, if any, to its end: it may be all that is left of the run."""
         if self._writer is not None:
             self._writer.close()
+
+    def close(self) -> None:
+        """Finish the checkpoint being written and leave the others."""
+        self.finish_writing()
         self.collective.close()
 
     def _open_process_group(self) -> Collective:

@@ -65,18 +65,23 @@ class InterruptAt(nn.Module):
 
 
 class FailAt(nn.Module):
-    """Does something bad at a given call of forward on a given rank: the scripted fault of these tests."""
+    """Does something bad at a given call of forward on a given rank: the scripted fault of these tests.
 
-    def __init__(self, net: nn.Module, *, call: int, rank: int, fault: str) -> None:
+    With a `flag`, only the first time: the file remembers it beyond the process.
+    """
+
+    def __init__(self, net: nn.Module, *, call: int, rank: int, fault: str, flag: Path | None = None) -> None:
         super().__init__()
-        self.net, self.call, self.rank, self.fault = net, call, rank, fault
+        self.net, self.call, self.rank, self.fault, self.flag = net, call, rank, fault, flag
         self.calls = 0
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         out: torch.Tensor = self.net(x)
         if self.training:
             self.calls += 1
-            if self.calls == self.call and my_rank() == self.rank:
+            if self.calls == self.call and my_rank() == self.rank and not (self.flag and self.flag.exists()):
+                if self.flag:
+                    self.flag.touch()
                 if self.fault == "raise":
                     raise ZeroDivisionError("the user's own mistake")
                 if self.fault == "kill":

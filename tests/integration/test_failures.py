@@ -56,11 +56,11 @@ def test_a_worker_that_vanishes_is_named_with_its_signal_or_code(tmp_path, fault
 
 
 def test_after_a_crash_the_run_goes_on_from_its_last_checkpoint(tmp_path):
-    model = FailAt(small_net(), call=18, rank=1, fault="kill")
+    model = FailAt(small_net(), call=18, rank=1, fault="kill", flag=tmp_path / "happened")
     with pytest.raises(syncline.WorkerFailed, match=r"step-\d+\.pt; go on from it with: syncline resume"):
         train(tmp_path, model, checkpoint_every_steps=4)
     (run_dir,) = (p.parent for p in tmp_path.glob("*/plan.json"))
-    result = syncline.resume(run_dir, quiet=True)  # the fault comes at the 18th call of a process: not again
+    result = syncline.resume(run_dir, quiet=True)
     whole = train(tmp_path / "whole", FailAt(small_net(), call=-1, rank=1, fault="kill"))
     for name, tensor in final_state(whole.run_dir)["model"].items():
         assert torch.equal(final_state(result.run_dir)["model"][name], tensor)

@@ -1,0 +1,97 @@
+"""Strategies as text: what is printed is read back, and nonsense gets an answer."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from syncline.algorithms.outer import average, block_momentum, nesterov, sgd
+from syncline.errors import ConfigError
+from syncline.strategies.how import BF16, Exact, Int8, OneBit, TopK
+from syncline.strategies.presets import PRESETS
+from syncline.strategies.reading import read_strategy
+from syncline.strategies.strategy import Strategy
+from syncline.strategies.what import Gradients, Updates
+from syncline.strategies.when import Every
+
+rates = st.floats(0.001, 2, allow_nan=False)
+momenta = st.floats(0, 0.999)
+outers = st.one_of(
+    st.builds(average),
+    st.builds(sgd, rates),
+    st.builds(nesterov, rates, momenta),
+    st.builds(block_momentum, momenta, rates, st.booleans()),
+)
+hows = st.one_of(st.sampled_from([Exact(), BF16(), Int8(), OneBit()]), st.builds(TopK, st.floats(1e-4, 1)))
+strategies = st.one_of(
+    st.builds(Strategy, what=st.just(Gradients()), how=hows),
+    st.builds(Strategy, what=st.builds(Updates, outers), when=st.builds(Every, st.integers(1, 1000)), how=hows),
+    st.builds(Strategy, what=st.builds(Updates, outers, st.just(True)), when=st.builds(Every, st.integers(1, 9))),
+)
+
+
+@given(strategies)
+def test_what_is_printed_is_read_back(strategy):
+    assert read_strategy(str(strategy)) == strategy
+
+
+@pytest.mark.parametrize("name", [p.name for p in PRESETS.values()])
+def test_every_preset_is_read_by_its_name_and_prints_as_its_answers(name):
+    strategy = read_strategy(name)
+    assert read_strategy(str(strategy)) == strategy
+    assert PRESETS[name.replace("-", "_")].paper
+
+
+@pytest.mark.parametrize(
+    ("text", "meant"),
+    [
+        ("sparknet(20)", Strategy(what=Updates(), when=Every(20))),
+        ("allreduce + topk(0.01)", Strategy(how=TopK(0.01))),
+        ("diloco(steps=7) + exact", Strategy(what=Updates(outer=nesterov(0.7, 0.9)), when=Every(7))),
+        ("updates | every(10) | bf16", Strategy(what=Updates(), when=Every(10), how=BF16())),
+        (
+            "Updates(outer=nesterov(0.5, 0.9)) | Every(3)",
+            Strategy(what=Updates(outer=nesterov(0.5, 0.9)), when=Every(3)),
+        ),
+        ("iterative-reduce", Strategy(what=Updates(optimizer_state=True), when=Every(5))),
+    ],
+)
+def test_strategies_are_read_as_people_write_them(text, meant):
+    assert read_strategy(text) == meant
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ("sparknett", "There is no strategy 'sparknett'. Did you mean 'sparknet'?"),
+        ("sparknet(tua=3)", "The preset sparknet has no setting 'tua'. Did you mean 'tau'? It takes: tau."),
+        ("sparknet(tau=0)", "the number of steps between exchanges must be 1 or more"),
+        ("sparknet(3, 4)", "The preset sparknet cannot be used so"),
+        ("gradients | every(4)", "Use 'updates | every(4)'"),
+        ("updates(optimizer_state=True) | int8", "cannot be averaged through int8"),
+        ("allreduce + topk(2)", "the fraction must be more than 0 and at most 1"),
+        ("allreduce + every(2)", "After + comes an encoding"),
+        ("exact | int8", "The question 'how' is answered twice"),
+        ("allreduce +", "Cannot read the strategy"),
+        ("updates(outer=nesterof(lr=1))", "There is no outer optimiser 'nesterof'. Did you mean 'nesterov'?"),
+        ("diloco(momentum=2)", "momentum"),
+        ("__import__('os').system('true')", "Cannot read"),
+        ("", "Cannot read the strategy"),
+    ],
+)
+def test_nonsense_is_answered_with_what_would_be_right(text, words):
+    with pytest.raises(ConfigError) as caught:
+        read_strategy(text)
+    assert words in str(caught.value)
+
+
+def test_a_strategy_is_read_without_torch():
+    code = (
+        "import sys; from syncline.strategies.reading import read_strategy; read_strategy('diloco + bf16')\n"
+        "assert 'torch' not in sys.modules"
+    )
+    assert subprocess.run([sys.executable, "-c", code]).returncode == 0
