@@ -58,7 +58,13 @@ class SharedBarrier:
         return (size + 1) * LINE_BYTES
 
     def wait(self) -> None:
-        """Return when every rank has called `wait` as often as this one; `PeerLost` if aborted or after the limit."""
+        """Return when every rank has called `wait` as often as this one; `PeerLost` if aborted or after the limit.
+
+        A barrier to which everybody came is complete, even if somebody aborts on leaving it: what was agreed there
+        stands, and whoever is slow to leave must still learn of it.
+        """
+        if self._words[self._aborted_index]:
+            raise _aborted()
         self._count = count = (self._count + 1) & _MASK
         words, stride = self._words, self._stride
         words[self.rank * stride] = count
@@ -67,8 +73,6 @@ class SharedBarrier:
             index = other * stride
             if (words[index] - count) & _MASK >= 2**31:  # the other one is behind; counters may wrap around
                 self._wait_for(other, index, count)
-        if words[self._aborted_index]:
-            raise PeerLost("The exchange was aborted because another worker is gone.")
 
     def abort(self) -> None:
         """Wake everybody on every rank with `PeerLost`, now and at every later `wait`."""
@@ -85,7 +89,10 @@ class SharedBarrier:
             if (seen - count) & _MASK < 2**31:
                 return
             if words[self._aborted_index]:
-                raise PeerLost("The exchange was aborted because another worker is gone.")
+                # Whoever aborted may have come first: only a count that is still behind now will stay behind.
+                if (words[index] - count) & _MASK < 2**31:
+                    return
+                raise _aborted()
             now = time.monotonic()
             if now < spin_until:
                 continue
@@ -93,3 +100,7 @@ class SharedBarrier:
                 raise PeerLost(f"Worker {other} did not come to the exchange within {self._timeout_s:g} s.")
             address = ctypes.c_void_p(self._addresses[other])
             _libc.syscall(_SYS_FUTEX_X86_64, address, _FUTEX_WAIT, ctypes.c_uint32(seen), ctypes.byref(self._slice))
+
+
+def _aborted() -> PeerLost:
+    return PeerLost("The exchange was aborted because another worker is gone.")

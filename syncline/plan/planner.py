@@ -90,6 +90,11 @@ def _collective(
     if config.workers == 1:
         return "solo"
     reason = machine.no_shared_memory_because
+    if device == "mps":
+        raise ConfigError(
+            f"{config.workers} workers cannot share this machine's one Apple GPU: torch has no exchange between "
+            "processes for it. Use --workers 1, or --device cpu."
+        )
     if device != "cpu":
         reason = f"shared-memory exchange is for CPU workers (these compute on {device})"
     if config.collective == "process-group":

@@ -145,7 +145,7 @@ class Job:
             return
         start = time.perf_counter()
         self.exchange.settle()
-        if self.plan.batch_norm == "local":
+        if not self.runtime.has_global_batch_norm:
             for buffer in self.replica.model.buffers():
                 self.runtime.collective.broadcast_(buffer)  # rank 0's statistics are the run's
         result = evaluate(

@@ -29,6 +29,7 @@ from syncline.strategies.carry_out import make_exchange
 from syncline.strategies.exchange import Exchange, Replica
 from syncline.strategies.gradients import GradientBuffer
 from syncline.strategies.reading import read_strategy
+from syncline.strategies.what import Gradients
 from syncline.telemetry.events import CheckpointSaved, Warned, WorkerReady
 from syncline.telemetry.recorder import Recorder
 from syncline.telemetry.run_dir import RunDir
@@ -52,6 +53,9 @@ class Runtime:
         self.in_flight: tuple[int, np.ndarray] = (0, np.empty(0, np.int64))
         self.run_dir: RunDir | None = None
         self.checkpoint_path: Path | None = None
+        self._strategy = read_strategy(plan.strategy)
+        # Workers that train by themselves between exchanges do not wait for each other in the middle of a forward pass.
+        self.has_global_batch_norm = plan.batch_norm == "global" and isinstance(self._strategy.what, Gradients)
         self._link: Link | None = None
         self._writer: CheckpointWriter | None = None
         self._last_save_s = time.monotonic()
@@ -99,10 +103,10 @@ class Runtime:
             self.warn(f"Too little shared memory ({error}): exchanging through torch.distributed, which is slower.")
             self.collective = self._open_process_group()
             gradients = GradientBuffer(model.parameters(), self.collective, RIDERS)
-        if self.plan.batch_norm == "global":
+        if self.has_global_batch_norm:
             synchronise_batch_norm(model, self.collective)
         replica = Replica(model, optimizer, gradients, self.collective)
-        exchange = make_exchange(read_strategy(self.plan.strategy), replica)
+        exchange = make_exchange(self._strategy, replica)
         exchange.begin()
         self.recorder.count_bytes = lambda: self.collective.bytes_sent
         if state is not None and self.rank < len(state["private"]):

@@ -85,6 +85,21 @@ def test_an_own_loop_gives_the_parameters_of_syncline_train_for_any_number_of_wo
     assert relative_difference(expected, one["model"]) < 1e-5
 
 
+def test_an_own_loop_follows_any_strategy_like_the_built_in_one(tmp_path, loop):
+    loop.write_text(PREPARED.replace("Dropout(0.1)", "ReLU()"))
+    torch.manual_seed(0)
+    inputs = torch.randn(103, 12)
+    targets = (inputs[:, :5].sum(1) > 0).long()
+    model = torch.nn.Sequential(torch.nn.Linear(12, 16), torch.nn.ReLU(), torch.nn.Linear(16, 2))
+    strategy = "diloco(steps=4) + bf16"
+    trained = syncline.train(
+        model=model, data=(inputs, targets), optimizer=syncline.sgd(lr=0.1, momentum=0.9), batch=10, epochs=3,
+        workers=2, strategy=strategy, out=str(tmp_path / "built-in"), quiet=True,
+    )  # fmt: skip
+    own = run(loop, "own", "--workers", "2", "--strategy", strategy)
+    assert same_bits(final_state(trained.run_dir)["model"], own["model"])
+
+
 def test_the_same_file_runs_as_plain_python(loop):
     saved = "\ntorch.save(model.state_dict(), 'plain.pt')\n"
     loop.write_text(PREPARED + saved)

@@ -82,3 +82,13 @@ def test_the_bytes_that_are_sent_are_those_of_theory(tmp_path, codec):
     assert sent == pytest.approx(in_theory, rel=0.02)
     times_less = 4 * parameters * result.steps / sent
     assert times_less > {"onebit": 25, "topk(0.01)": 40}.get(codec, 0.9)
+
+
+def test_workers_that_train_by_themselves_have_batch_norm_statistics_of_their_own(tmp_path):
+    torch.manual_seed(0)
+    net = torch.nn.Sequential(torch.nn.Linear(12, 16), torch.nn.BatchNorm1d(16), torch.nn.Linear(16, 3))
+    changes = {"model": net, "workers": 2, "evaluate_every": 0, "epochs": 2}
+    states = [
+        model_of(train(tmp_path / rule, "sparknet(3)", batch_norm=rule, **changes)) for rule in ("global", "local")
+    ]
+    assert same_bits(*states), "between exchanges there is no global batch to take statistics of"

@@ -65,6 +65,12 @@ def test_gpus_are_dealt_one_to_each_worker():
     assert plan.collective == "process-group"
 
 
+def test_several_workers_on_an_apple_gpu_are_refused_and_one_is_not():
+    with pytest.raises(ConfigError, match="Use --workers 1, or --device cpu"):
+        make_plan(facts(), RunConfig(workers=2), machine(), "mps")
+    assert make_plan(facts(), RunConfig(workers=1), machine(), "mps").workers[0].device == "mps"
+
+
 def test_more_workers_than_samples_in_a_batch_are_refused_with_both_numbers():
     with pytest.raises(ConfigError, match=r"9 workers cannot share a batch of 8.*--workers to 8 or less"):
         make_plan(facts(), RunConfig(workers=9, batch=8), machine(), "cpu")
