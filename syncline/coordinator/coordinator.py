@@ -102,7 +102,7 @@ class Coordinator:
         self._server.close()
         if self._control is not None:
             self._control.close_descriptor()
-        self._store = None
+        self._control = self._store = None
 
     def _on_message(self, message: FromWorker) -> list[Instruction]:
         now = time.monotonic()

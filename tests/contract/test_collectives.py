@@ -45,13 +45,14 @@ RANKS = [
 
 @pytest.fixture(scope="module", autouse=True)
 def _nothing_is_left_behind() -> Iterator[None]:
+    gc.collect()  # what earlier tests left to be collected is not ours to count
     children_before, segments_before, named_before = children(), mapped_segments(), named_segments()
     start_fork_server()
     yield
     stop_fork_server()
     gc.collect()
     assert children() <= children_before
-    assert mapped_segments() == segments_before
+    assert mapped_segments() <= segments_before
     assert named_segments() <= named_before
 
 
