@@ -6,6 +6,7 @@ import os
 import signal
 import tempfile
 import threading
+import time
 from pathlib import Path
 
 import pytest
@@ -34,13 +35,23 @@ def _leaves_nothing_behind(tmp_path_factory: pytest.TempPathFactory, monkeypatch
     monkeypatch.setattr(tempfile, "tempdir", str(temporary))
     segments, children = _shared_memory(), _descendants()
     yield
-    left = {
-        "processes": sorted(_command(p) for p in _descendants() - children if _is_ours(p)),
-        "shared memory": sorted(_shared_memory() - segments),
-        "temporary files": sorted(str(p) for p in temporary.rglob("*") if p.is_file() or p.is_socket()),
-        "threads": sorted(t.name for t in threading.enumerate() if t.name.startswith("syncline-") and t.name != LOOKUP),
-    }
-    assert not any(left.values()), f"left behind: { {k: v for k, v in left.items() if v} }"
+
+    def left() -> dict[str, list[str]]:
+        found = {
+            "processes": sorted(_command(p) for p in _descendants() - children if _is_ours(p)),
+            "shared memory": sorted(_shared_memory() - segments),
+            "temporary files": sorted(str(p) for p in temporary.rglob("*") if p.is_file() or p.is_socket()),
+            "threads": sorted(
+                t.name for t in threading.enumerate() if t.name.startswith("syncline-") and t.name != LOOKUP
+            ),
+        }
+        return {kind: names for kind, names in found.items() if names}
+
+    # Other programs' segments come and go; what is ours and left behind stays.
+    deadline = time.monotonic() + 3.0
+    while left() and time.monotonic() < deadline:
+        threading.Event().wait(0.05)
+    assert not left(), f"left behind: {left()}"
 
 
 def _shared_memory() -> set[str]:
