@@ -174,17 +174,30 @@ class _Order:
 
 
 class _Emitter:
-    """Writes each event to the run directory and shows it; remembers what the end of the run needs."""
+    """Writes each event to the run directory and shows it; remembers what the end of the run needs.
+
+    A disk that is full is no reason to end a run: the event is then only shown, and the user told once.
+    """
 
     def __init__(self, log: EventLog, view: Observer) -> None:
         self._log, self._view = log, view
+        self._has_told_of_disk = False
         self.last_checkpoint: Path | None = None
 
     def __call__(self, event: Event) -> None:
         if isinstance(event, CheckpointSaved):
             self.last_checkpoint = Path(event.path)
-        self._log.write(event)
         self._view.on_event(event)
+        try:
+            self._log.write(event)
+        except OSError as error:
+            self.tell_of_disk("events.jsonl", error)
+
+    def tell_of_disk(self, name: str, error: OSError) -> None:
+        """The file `name` of the run directory could not be written."""
+        if not self._has_told_of_disk:
+            self._has_told_of_disk = True
+            self._view.on_event(Warned(message=f"{name} could not be written: {error.strerror}. Training goes on."))
 
 
 def _run(order: _Order) -> Result:
@@ -258,7 +271,10 @@ def _conclude(
         message = f"Stopped after step {told['steps']}, everything saved; {go_on}"
         emit(RunEnded(reason="stopped", message=message))
         raise Interrupted(message)
-    run_dir.write(run_dir.summary, to_line(summary))
+    try:
+        run_dir.write(run_dir.summary, to_line(summary))
+    except OSError as error:
+        emit.tell_of_disk(run_dir.summary.name, error)
     emit(summary)
     return Result(
         metrics=summary.metrics,

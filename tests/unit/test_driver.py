@@ -1,0 +1,32 @@
+from __future__ import annotations
+
+import errno
+
+from syncline.driver import _Emitter
+from syncline.telemetry.events import Event, Warned, WorkerOutput
+
+
+class FullDisk:
+    def write(self, event: Event) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+
+class Seen:
+    def __init__(self) -> None:
+        self.events: list[Event] = []
+
+    def on_event(self, event: Event) -> None:
+        self.events.append(event)
+
+    def close(self) -> None:
+        pass
+
+
+def test_events_that_cannot_be_written_are_still_shown_and_the_user_is_told_once():
+    view = Seen()
+    emit = _Emitter(FullDisk(), view)  # type: ignore[arg-type]
+    for number in range(3):
+        emit(WorkerOutput(rank=0, text=str(number)))
+    assert [e.text for e in view.events if isinstance(e, WorkerOutput)] == ["0", "1", "2"]
+    warnings = [e.message for e in view.events if isinstance(e, Warned)]
+    assert warnings == ["events.jsonl could not be written: No space left on device. Training goes on."]
