@@ -177,7 +177,7 @@ def bench(
 
     syncline bench
     syncline bench startup --repeats 9
-    syncline bench overhead --quick --out /tmp/bench
+    syncline bench overhead --quick --out bench-results
     """
     from syncline.bench.command import bench as run_bench
 
