@@ -17,7 +17,7 @@ from typing import Any
 import msgspec
 
 from syncline.errors import ConfigError
-from syncline.telemetry.events import Event, Summary, from_dict, to_line
+from syncline.telemetry.events import Event, from_dict, to_line
 
 __all__ = ["EventLog", "RunDir"]
 
@@ -113,14 +113,6 @@ class RunDir:
                     yield from_dict(msgspec.json.decode(line))
                 except (msgspec.DecodeError, msgspec.ValidationError):
                     continue
-
-    def read_summary(self) -> Summary | None:
-        """The summary, or None if the run has not reached its end."""
-        try:
-            event = from_dict(json.loads(self.summary.read_text()))
-        except OSError:
-            return None
-        return event if isinstance(event, Summary) else None
 
 
 class EventLog:

@@ -6,6 +6,7 @@ import json
 import os
 import re
 import shlex
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -77,13 +78,12 @@ def commands_of_the_readme() -> list[str]:
 
 @pytest.mark.parametrize("line", commands_of_the_readme())
 def test_every_command_of_the_readme_is_understood(line, tmp_path):
-    for file in EXAMPLES.iterdir():
-        (tmp_path / file.name).write_text(file.read_text()) if file.is_file() else None
+    shutil.copytree(EXAMPLES, tmp_path / "examples", ignore=shutil.ignore_patterns("__pycache__", "runs"))
     words = shlex.split(line)[1:]
-    limit = ["--max-steps", "3", "--evaluate-every", "0"] if words[0] == "train" else []
-    if words[0] == "run":
-        limit = ["--max-steps", "3"]
-    syncline(*words, *limit, cwd=tmp_path)
+    limit = {"train": ["--max-steps", "3", "--evaluate-every", "0"], "run": ["--max-steps", "3"]}.get(words[0], [])
+    assert syncline(*words, *limit, cwd=tmp_path)
+    summaries = list((tmp_path / "runs").glob("*/summary.json"))
+    assert [json.loads(s.read_text())["steps"] for s in summaries] == ([3] if limit else [])
 
 
 def test_the_python_of_the_readme_is_python_that_runs(tmp_path):
