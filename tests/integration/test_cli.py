@@ -6,8 +6,8 @@ import json
 from pathlib import Path
 
 import pytest
-from runs import final_state, same_bits
-from runs import syncline as command
+from real_runs import final_state, same_bits
+from real_runs import syncline as command
 
 TASK = """
 import torch, syncline

@@ -12,8 +12,8 @@ from pathlib import Path
 
 import pytest
 import torch
-from runs import FailAt, environment, final_state, samples, small_net
-from runs import syncline as command
+from real_runs import FailAt, environment, final_state, samples, small_net
+from real_runs import syncline as command
 from torch import nn
 
 import syncline

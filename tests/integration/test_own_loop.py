@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 import torch
-from runs import ROOT, environment, final_state, relative_difference, same_bits
-from runs import syncline as command
+from real_runs import ROOT, environment, final_state, relative_difference, same_bits
+from real_runs import syncline as command
 
 import syncline
 

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from runs import InterruptAt, final_state, same_bits, samples, small_net
+from real_runs import InterruptAt, final_state, same_bits, samples, small_net
 from torch import nn
 
 import syncline

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from runs import final_state, relative_difference, samples, small_net
+from real_runs import final_state, relative_difference, samples, small_net
 from torch import nn
 
 import syncline

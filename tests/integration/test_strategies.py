@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from runs import InterruptAt, final_state, relative_difference, same_bits, samples, small_net
+from real_runs import InterruptAt, final_state, relative_difference, same_bits, samples, small_net
 
 import syncline
 from syncline.strategies.presets import PRESETS
