@@ -2,7 +2,12 @@
 
 from __future__ import annotations
 
-__all__ = ["share", "split"]
+import itertools
+import math
+from bisect import bisect_right
+from collections.abc import Sequence
+
+__all__ = ["cut_rows", "share", "split"]
 
 
 def split(count: int, parts: int) -> list[tuple[int, int]]:
@@ -23,3 +28,32 @@ def share(count: int, parts: int, index: int) -> tuple[int, int]:
     base, extra = divmod(count, parts)
     start = index * base + min(index, extra)
     return start, start + base + (1 if index < extra else 0)
+
+
+def cut_rows(shapes: Sequence[Sequence[int]], parts: int) -> list[tuple[int, int]]:
+    """`parts` contiguous ranges of the flat vector of parameters with these shapes, in order, as equal as rows allow.
+
+    A row is one index of a parameter's first dimension; of a parameter with fewer than two dimensions it is one value.
+    Each cut is the boundary of a row that is nearest to where equal parts would be cut, so no part is more than a row
+    from its fair share. Where rows are longer than parts would be, some parts are empty.
+
+    >>> cut_rows([(3, 4), (5,)], 2)
+    [(0, 8), (8, 17)]
+    """
+    if parts < 1:
+        raise ValueError(f"Cannot cut parameters into {parts} parts.")
+    ends = list(itertools.accumulate(math.prod(shape) for shape in shapes))
+    total = ends[-1] if ends else 0
+    cuts = [0, *(_nearest_row(shapes, ends, index * total, parts) for index in range(1, parts)), total]
+    return list(itertools.pairwise(cuts))
+
+
+def _nearest_row(shapes: Sequence[Sequence[int]], ends: Sequence[int], numerator: int, denominator: int) -> int:
+    """The boundary of a row that is nearest to the fraction; of two equally near ones, the lower."""
+    index = bisect_right(ends, numerator // denominator)
+    if index == len(ends):
+        return ends[-1] if ends else 0
+    row = math.prod(shapes[index][1:])
+    start = ends[index] - math.prod(shapes[index])
+    low = start + (numerator // denominator - start) // row * row
+    return low if 2 * numerator <= (2 * low + row) * denominator else low + row

@@ -24,6 +24,11 @@ __all__ = [
     "Finished",
     "FromWorker",
     "Hello",
+    "Meet",
+    "MeetingCall",
+    "ServerAddresses",
+    "ServerReady",
+    "ServersRequest",
     "StoreAddress",
     "StoreRequest",
     "Stop",
@@ -64,6 +69,26 @@ class StoreRequest(msgspec.Struct, frozen=True, tag=True):
     rank: int
 
 
+class MeetingCall(msgspec.Struct, frozen=True, tag=True):
+    """A worker has something to agree on with all the others, who are at other steps."""
+
+    rank: int
+    number: int
+
+
+class ServerReady(msgspec.Struct, frozen=True, tag=True):
+    """A parameter server listens at `address`."""
+
+    rank: int
+    address: str
+
+
+class ServersRequest(msgspec.Struct, frozen=True, tag=True):
+    """A worker needs the addresses of the parameter servers."""
+
+    rank: int
+
+
 class Finished(msgspec.Struct, frozen=True, tag=True):
     """A worker has done its part; the summary comes from rank 0."""
 
@@ -94,6 +119,8 @@ class Welcome(msgspec.Struct, frozen=True, tag=True):
     control_segment: str | None
     python_path: list[str]
     working_dir: str
+    secret: str
+    """What a worker shows to a parameter server, and a server to a worker."""
 
 
 class StoreAddress(msgspec.Struct, frozen=True, tag=True):
@@ -101,6 +128,18 @@ class StoreAddress(msgspec.Struct, frozen=True, tag=True):
 
     host: str
     port: int
+
+
+class Meet(msgspec.Struct, frozen=True, tag=True):
+    """Meeting `number` is called."""
+
+    number: int
+
+
+class ServerAddresses(msgspec.Struct, frozen=True, tag=True):
+    """Where the parameter servers listen, in the order of their parts."""
+
+    addresses: list[str]
 
 
 class Stop(msgspec.Struct, frozen=True, tag=True):
@@ -113,8 +152,8 @@ class Abort(msgspec.Struct, frozen=True, tag=True):
     reason: str
 
 
-FromWorker = Hello | Events | StoreRequest | Finished | Failed
-ToWorker = Welcome | StoreAddress | Stop | Abort
+FromWorker = Hello | Events | StoreRequest | MeetingCall | ServerReady | ServersRequest | Finished | Failed
+ToWorker = Welcome | StoreAddress | Meet | ServerAddresses | Stop | Abort
 
 _encoder = msgspec.msgpack.Encoder()
 _from_worker: msgspec.msgpack.Decoder[FromWorker] = msgspec.msgpack.Decoder(FromWorker)

@@ -7,20 +7,29 @@ A tensor from `allocate` lies in shared memory on every rank. `sum_` splits it i
 up its own piece from everybody's copy, in rank order, and writes the result back into every copy. Nobody else touches
 that piece between the two barriers, so nothing is copied in or out and all ranks end up with the same bits.
 
+`mix_` reads the copies of those a rank takes from, and writes the result back only when everybody has read.
+
 Tensors from elsewhere pass through a small staging area; there, two halves used in turn save the second barrier: a
 rank can only write a half again after everybody has arrived at the call in between, and so has finished reading it.
+
+A collective that was split from another has a control segment of its own, made by its first rank. Its tensors may come
+from the one above: they lie in shared memory all the same.
 """
 
 from __future__ import annotations
 
 import math
+import mmap
 import os
 import struct
+import time
+from collections.abc import Mapping, Sequence
 
 import torch
 
 from syncline.algorithms.partition import split
 from syncline.comms.barrier import SharedBarrier
+from syncline.comms.collective import Collective, Solo, check_mixing, mixed, takers
 from syncline.comms.layout import NOTICE_BYTES, STAGE_BYTES, ControlLayout
 from syncline.comms.segment import Segment
 from syncline.errors import PeerLost, SynclineError
@@ -30,6 +39,7 @@ __all__ = ["SharedMemory", "SharedMemoryFull"]
 _CHUNK_ELEMENTS = 32 * 1024  # a piece of this size and its partners stay in a core's own cache
 _SPIN_S = 100e-6
 _ALIGN_ELEMENTS = 64
+_LOOK_UP_S = 0.2  # how often a rank that waits in a split collective looks whether one above was aborted
 
 _SLOT = struct.Struct("<dQ")  # a rank's weight; the length of what it staged
 
@@ -39,60 +49,82 @@ class SharedMemoryFull(SynclineError):
 
 
 class SharedMemory:
-    """A `Collective` over a zeroed control segment of `ControlLayout(size).total_bytes`, made by the coordinator."""
+    """A `Collective` over a zeroed control segment of `ControlLayout(size).total_bytes`, made by the coordinator.
+
+    `split` also says what the new one is split from (`parent`) and which ranks of it are members.
+    """
 
     def __init__(
-        self, control: Segment, *, rank: int, size: int, timeout_s: float = 300.0, limit_bytes: int | None = None
+        self,
+        control: Segment,
+        *,
+        rank: int,
+        size: int,
+        timeout_s: float = 300.0,
+        limit_bytes: int | None = None,
+        parent: SharedMemory | None = None,
+        members: Sequence[int] = (),
     ) -> None:
         self.rank, self.size = rank, size
         self.bytes_sent = 0
         self._control = control
-        self._limit_bytes = limit_bytes
-        # Spinning pays only while every rank has a core to itself.
-        spin_s = _SPIN_S if size <= len(os.sched_getaffinity(0)) else 0.0
-        self._barrier = SharedBarrier(control.memory, 0, rank=rank, size=size, spin_s=spin_s, timeout_s=timeout_s)
+        self._timeout_s, self._limit_bytes = timeout_s, limit_bytes
+        self._parent, self._members = parent, members
+        self._barrier: SharedBarrier
+        if parent is None:
+            # Spinning pays only while every rank has a core to itself.
+            self._spin_s = _SPIN_S if size <= len(os.sched_getaffinity(0)) else 0.0
+            self._workers = list(range(size))  # by which messages name the ranks
+            self._barrier = SharedBarrier(
+                control.memory, 0, rank=rank, size=size, spin_s=self._spin_s, timeout_s=timeout_s
+            )
+        else:
+            self._spin_s = parent._spin_s
+            self._workers = [parent._workers[r] for r in members]
+            self._barrier = _ChildBarrier(
+                control.memory, parent._barrier, self._workers, rank, spin_s=self._spin_s, timeout_s=timeout_s
+            )
         self._layout = ControlLayout(size)
         self._half = 0
         self._copies: dict[int, list[torch.Tensor]] = {}  # data pointer of an allocated tensor -> everybody's copy
+        self._results: dict[int, torch.Tensor] = {}  # data pointer of an allocated tensor -> room for its next value
         self._segments: list[Segment] = []
+        self._children: list[Collective] = []
 
     def allocate(self, numel: int, dtype: torch.dtype, device: torch.device) -> torch.Tensor:
         """A flat tensor in shared memory; `SharedMemoryFull` on every rank if there is no room for all the copies."""
         if device.type != "cpu":
             raise ValueError(f"Shared memory holds CPU tensors, not {device.type} tensors.")
-        padded = math.ceil(max(numel, 1) / _ALIGN_ELEMENTS) * _ALIGN_ELEMENTS
-        bytes_per_rank = padded * dtype.itemsize
-        segment = self._create_segment(bytes_per_rank * self.size) if self.rank == 0 else None
-        self._barrier.wait()
-        notice = self._read_notice()
-        if segment is None and not notice.startswith("!"):
-            try:
-                segment = Segment.attach(notice)
-            except FileNotFoundError:
-                raise PeerLost("Worker 0 went away while it shared out memory.") from None
-        self._barrier.wait()  # everybody has read the notice and is attached
-        if segment is None:
-            raise SharedMemoryFull(notice[1:])
-        segment.close_descriptor()
-        self._segments.append(segment)
-        copies = [
-            torch.frombuffer(segment.memory, dtype=dtype, count=numel, offset=r * bytes_per_rank)
-            if numel
-            else torch.empty(0, dtype=dtype)
-            for r in range(self.size)
-        ]
+        bytes_per_rank = _padded(numel) * dtype.itemsize
+        memory = self._map_new_segment(bytes_per_rank * self.size)
+        copies = [_tensor_in(memory, r * bytes_per_rank, numel, dtype) for r in range(self.size)]
         own = copies[self.rank]
         self._copies[own.data_ptr()] = copies
         return own
 
+    def share(self, numel: int, dtype: torch.dtype) -> torch.Tensor:
+        """The same memory on every rank; `SharedMemoryFull` on every rank if there is no room for it."""
+        return _tensor_in(self._map_new_segment(_padded(numel) * dtype.itemsize), 0, numel, dtype)
+
     def sum_(self, tensor: torch.Tensor, weight: float = 1.0) -> None:
         """Weighted sum over all ranks, in place."""
         self.bytes_sent += tensor.nbytes
-        copies = self._copies.get(tensor.data_ptr())
-        if copies is not None and (own := copies[self.rank]).numel() == tensor.numel() and own.dtype == tensor.dtype:
+        copies = self._copies_of(tensor)
+        if copies is not None:
             self._sum_in_place(copies, weight)
         else:
             self._sum_staged(tensor, weight)
+
+    def mix_(self, tensor: torch.Tensor, mixing: Mapping[int, Mapping[int, float]]) -> None:
+        """Take from the others' copies, or from what they staged."""
+        check_mixing(tensor, mixing, self.size)
+        takers_count = len(takers(mixing, self.rank))
+        self.bytes_sent += tensor.nbytes * takers_count
+        copies = self._copies_of(tensor)
+        if copies is not None:
+            self._mix_in_place(copies, mixing[self.rank])
+        else:
+            self._mix_staged(tensor, mixing[self.rank], is_taken=takers_count > 0)
 
     def broadcast_(self, tensor: torch.Tensor, source: int = 0) -> None:
         """Overwrite `tensor` with rank `source`'s, a stage at a time."""
@@ -113,6 +145,39 @@ class SharedMemory:
     def gather(self, payload: bytes) -> list[bytes]:
         """Everybody's payload in rank order, as many stages as the longest one needs."""
         self.bytes_sent += len(payload)
+        return self._gather(payload)
+
+    def barrier(self) -> None:
+        """Wait for every rank."""
+        self._barrier.wait()
+
+    def split(self, color: int) -> Collective:
+        """A control segment of its own for each color, made by its first rank; none for a rank alone."""
+        colors = [int(text) for text in self._gather(b"%d" % color)]
+        members = [r for r, theirs in enumerate(colors) if theirs == color]
+        child = self._split_with(members, leaders={colors.index(c) for c in colors if colors.count(c) > 1})
+        self._children.append(child)
+        if _is_aborted(self._barrier):  # perhaps just now, by a thread that did not find the child yet
+            child.abort()
+        return child
+
+    def abort(self) -> None:
+        """Everybody, on every rank, gets `PeerLost`, here and in what was split from here."""
+        self._barrier.abort()
+        for child in self._children:  # the other ranks' children look up here from time to time
+            child.abort()
+
+    def close(self) -> None:
+        """Forget the mappings; the kernel frees the memory with the last of them."""
+        for child in self._children:
+            child.close()
+        self._children.clear()
+        self._copies.clear()
+        self._segments.clear()
+        self._results.clear()
+        self._parent = None
+
+    def _gather(self, payload: bytes) -> list[bytes]:
         self._write_slot(0.0, len(payload))
         self._barrier.wait()
         lengths = [self._read_slot(r)[1] for r in range(self.size)]
@@ -130,18 +195,52 @@ class SharedMemory:
         self._barrier.wait()  # the slots may be written again
         return [b"".join(p) for p in parts]
 
-    def barrier(self) -> None:
-        """Wait for every rank."""
-        self._barrier.wait()
+    def _split_with(self, members: list[int], leaders: set[int]) -> Collective:
+        control: Segment | None = None
+        told = ""
+        if self.rank in leaders:
+            try:
+                control = Segment.create(ControlLayout(len(members)).total_bytes, "syncline-split")
+                told = control.address
+            except OSError as error:
+                told = f"!{error}"
+        try:
+            addresses = [text.decode() for text in self._gather(told.encode())]
+            refused = next((address[1:] for address in addresses if address.startswith("!")), None)
+            if refused is None and control is None and len(members) > 1:
+                control = self._attach(addresses[members[0]], members[0])
+            self._barrier.wait()  # everybody is attached
+        finally:
+            if control is not None:
+                control.close_descriptor()
+        if refused is not None:
+            raise SharedMemoryFull(refused)
+        if control is None:
+            return Solo()
+        return SharedMemory(
+            control,
+            rank=members.index(self.rank),
+            size=len(members),
+            timeout_s=self._timeout_s,
+            limit_bytes=self._limit_bytes,
+            parent=self,
+            members=members,
+        )
 
-    def abort(self) -> None:
-        """Everybody, on every rank, gets `PeerLost`."""
-        self._barrier.abort()
+    def _attach(self, address: str, owner: int) -> Segment:
+        try:
+            return Segment.attach(address)
+        except OSError as error:
+            raise PeerLost(f"Worker {self._workers[owner]} went away while it shared out memory ({error}).") from None
 
-    def close(self) -> None:
-        """Forget the mappings; the kernel frees the memory with the last of them."""
-        self._copies.clear()
-        self._segments.clear()
+    def _copies_of(self, tensor: torch.Tensor) -> list[torch.Tensor] | None:
+        """Every rank's copy, if `tensor` is one that this collective or one above has allocated."""
+        copies = self._copies.get(tensor.data_ptr())
+        if copies is not None:
+            own = copies[self.rank]
+            return copies if own.numel() == tensor.numel() and own.dtype == tensor.dtype else None
+        above = self._parent._copies_of(tensor) if self._parent is not None else None
+        return [above[r] for r in self._members] if above is not None else None
 
     def _sum_in_place(self, copies: list[torch.Tensor], weight: float) -> None:
         self._write_slot(weight, 0)
@@ -173,6 +272,50 @@ class SharedMemory:
                 part.add_(self._staged(r, half, part.dtype, part.numel()))
         if flat.data_ptr() != tensor.data_ptr():
             tensor.detach().copy_(flat.view(tensor.shape))
+
+    def _mix_in_place(self, copies: list[torch.Tensor], weights: Mapping[int, float]) -> None:
+        own = copies[self.rank]
+        result = own
+        self._barrier.wait()  # everybody's value is there
+        if dict(weights) != {self.rank: 1.0}:
+            result = self._results.setdefault(own.data_ptr(), torch.empty(0, dtype=own.dtype)).resize_(own.shape)
+            for start in range(0, own.numel(), _CHUNK_ELEMENTS):
+                part = slice(start, start + _CHUNK_ELEMENTS)
+                result[part] = mixed({r: copies[r][part] for r in weights}, weights)
+        self._barrier.wait()  # nobody reads any more
+        if result is not own:
+            own.copy_(result)
+
+    def _mix_staged(self, tensor: torch.Tensor, weights: Mapping[int, float], *, is_taken: bool) -> None:
+        flat = tensor.detach().contiguous().view(-1)
+        chunk = STAGE_BYTES // flat.element_size()
+        for start in range(0, flat.numel(), chunk):
+            part = flat[start : start + chunk]
+            half = self._next_half()
+            if is_taken:
+                self._staged(self.rank, half, part.dtype, part.numel()).copy_(part)
+            self._barrier.wait()
+            values = {r: self._staged(r, half, part.dtype, part.numel()) for r in weights if r != self.rank}
+            part.copy_(mixed({self.rank: part, **values}, weights))
+        if flat.data_ptr() != tensor.data_ptr():
+            tensor.detach().copy_(flat.view(tensor.shape))
+
+    def _map_new_segment(self, size_bytes: int) -> mmap.mmap:
+        """Zeroed memory that all ranks map, made by rank 0."""
+        segment = self._create_segment(size_bytes) if self.rank == 0 else None
+        try:
+            self._barrier.wait()
+            notice = self._read_notice()
+            if segment is None and not notice.startswith("!"):
+                segment = self._attach(notice, 0)
+            self._barrier.wait()  # everybody has read the notice and is attached
+        finally:
+            if segment is not None:
+                segment.close_descriptor()
+        if segment is None:
+            raise SharedMemoryFull(notice[1:])
+        self._segments.append(segment)
+        return segment.memory
 
     def _create_segment(self, size_bytes: int) -> Segment | None:
         try:
@@ -208,3 +351,64 @@ class SharedMemory:
     def _staged(self, rank: int, half: int, dtype: torch.dtype, count: int) -> torch.Tensor:
         offset = self._layout.staging(rank, half)
         return torch.frombuffer(self._control.memory, dtype=dtype, count=count, offset=offset)
+
+
+class _ChildBarrier(SharedBarrier):
+    """A barrier of some of the ranks, at which waits also end when one above it is aborted, by whomever.
+
+    Whoever aborts above need not know this one, so those who wait here look up from time to time.
+    """
+
+    def __init__(
+        self,
+        memory: mmap.mmap,
+        above: SharedBarrier,
+        workers: Sequence[int],
+        rank: int,
+        *,
+        spin_s: float,
+        timeout_s: float,
+    ) -> None:
+        super().__init__(memory, 0, rank=rank, size=len(workers), spin_s=spin_s, timeout_s=_LOOK_UP_S)
+        self._above, self._workers, self._limit_s = above, workers, timeout_s
+
+    def wait(self) -> None:
+        """As ever, unless one above is aborted."""
+        self._look_up()
+        super().wait()
+
+    def _wait_for(self, other: int, index: int, count: int) -> None:
+        until = time.monotonic() + self._limit_s
+        while True:
+            # The other one may come and abort between two looks; it is missing only if it is after an abort.
+            was_aborted = _is_aborted(self)
+            try:
+                return super()._wait_for(other, index, count)
+            except PeerLost:
+                if was_aborted:
+                    raise
+            self._look_up()
+            if time.monotonic() > until and not _is_aborted(self):
+                raise PeerLost(
+                    f"Worker {self._workers[other]} did not come to the exchange within {self._limit_s:g} s."
+                )
+
+    def _look_up(self) -> None:
+        if isinstance(self._above, _ChildBarrier):
+            self._above._look_up()
+        if _is_aborted(self._above):
+            self.abort()
+
+
+def _is_aborted(barrier: SharedBarrier) -> bool:
+    return bool(barrier._words[barrier._aborted_index])
+
+
+def _padded(numel: int) -> int:
+    return math.ceil(max(numel, 1) / _ALIGN_ELEMENTS) * _ALIGN_ELEMENTS
+
+
+def _tensor_in(memory: mmap.mmap, offset: int, numel: int, dtype: torch.dtype) -> torch.Tensor:
+    if numel == 0:
+        return torch.empty(0, dtype=dtype)  # torch makes none of an empty part of a buffer
+    return torch.frombuffer(memory, dtype=dtype, count=numel, offset=offset)

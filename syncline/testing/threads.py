@@ -18,12 +18,12 @@ different calls, which would hang or mix up data in a real run, get an `Assertio
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import TypeVar
 
 import torch
 
-from syncline.comms.collective import Collective
+from syncline.comms.collective import Collective, check_mixing, mixed, takers
 from syncline.errors import PeerLost
 
 __all__ = ["ThreadCollective", "run_on_threads", "thread_collectives"]
@@ -32,22 +32,58 @@ Result = TypeVar("Result")
 
 
 class _Table:
-    """What the threads share: one place for each rank's call and payload, and the barrier around them."""
+    """What the threads share: one place for each rank's call and payload, and the barrier around them.
+
+    Python's own `threading.Barrier` fails a thread that is slow to leave if another one has left and aborted meanwhile.
+    Here, as between processes, a barrier to which everybody came is complete.
+    """
 
     def __init__(self, size: int, timeout_s: float) -> None:
         self.timeout_s = timeout_s
-        self.barrier = threading.Barrier(size)
         self.calls: list[str] = [""] * size
         self.payloads: list[object] = [None] * size
+        self._children: list[_Table] = []
+        self._size = size
+        self._changed = threading.Condition()
+        self._arrived = 0
+        self._rounds = 0
+        self._aborted = False
 
     def wait(self, doing: str) -> None:
-        try:
-            self.barrier.wait(self.timeout_s)
-        except threading.BrokenBarrierError:
-            raise PeerLost(
-                f"While this worker was in {doing}, another one aborted, failed or did not come within "
-                f"{self.timeout_s:g} s. Look for that worker's error, or for a call that only some ranks make."
-            ) from None
+        with self._changed:
+            if not self._aborted:
+                this_round = self._rounds
+                self._arrived += 1
+                if self._arrived == self._size:
+                    self._arrived = 0
+                    self._rounds += 1
+                    self._changed.notify_all()
+                self._changed.wait_for(lambda: self._rounds != this_round or self._aborted, self.timeout_s)
+                if self._rounds != this_round:
+                    return
+        self.abort()  # also after the time limit, for those who wait as well
+        raise PeerLost(
+            f"While this worker was in {doing}, another one aborted, failed or did not come within "
+            f"{self.timeout_s:g} s. Look for that worker's error, or for a call that only some ranks make."
+        )
+
+    def child(self, size: int) -> _Table:
+        """A table that is aborted with this one."""
+        table = _Table(size, self.timeout_s)
+        with self._changed:
+            self._children.append(table)
+            aborted = self._aborted
+        if aborted:
+            table.abort()
+        return table
+
+    def abort(self) -> None:
+        with self._changed:
+            self._aborted = True
+            self._changed.notify_all()
+            children = list(self._children)
+        for child in children:
+            child.abort()
 
 
 class ThreadCollective:
@@ -73,6 +109,11 @@ class ThreadCollective:
         """Ordinary memory: threads share all of it anyway."""
         return torch.zeros(numel, dtype=dtype, device=device)
 
+    def share(self, numel: int, dtype: torch.dtype) -> torch.Tensor:
+        """The same tensor object on every rank."""
+        mine = torch.zeros(numel if self.rank == 0 else 0, dtype=dtype)
+        return self._exchange(f"share of {numel} {_name(dtype)}", mine)[0]
+
     def sum_(self, tensor: torch.Tensor, weight: float = 1.0) -> None:
         """Add up in rank order, starting from rank 0's term."""
         self.bytes_sent += tensor.nbytes
@@ -83,6 +124,15 @@ class ThreadCollective:
             for term in terms[1:]:
                 total += term
             tensor.copy_(total)
+
+    def mix_(self, tensor: torch.Tensor, mixing: Mapping[int, Mapping[int, float]]) -> None:
+        """Take from the copies that the others put on the table; different mixings are different calls."""
+        check_mixing(tensor, mixing, self.size)
+        self.bytes_sent += tensor.nbytes * len(takers(mixing, self.rank))
+        listed = {rank: dict(sorted(mixing[rank].items())) for rank in sorted(mixing)}
+        tensors = self._exchange(f"mix_ of {_describe(tensor)} with {listed}", tensor.detach().clone())
+        with torch.no_grad():
+            tensor.copy_(mixed(dict(enumerate(tensors)), mixing[self.rank]))
 
     def broadcast_(self, tensor: torch.Tensor, source: int = 0) -> None:
         """Copy from rank `source`."""
@@ -100,9 +150,18 @@ class ThreadCollective:
         """Wait for all the threads."""
         self._exchange("barrier", None)
 
+    def split(self, color: int) -> Collective:
+        """A table of its own for each color, made by the first rank of it."""
+        colors = self._exchange("split", color)
+        members = [rank for rank, theirs in enumerate(colors) if theirs == color]
+        made = self._table.child(len(members)) if self.rank == members[0] else None
+        table = self._exchange("split, the tables", made)[members[0]]
+        assert table is not None, "the first rank of a color makes its table"
+        return ThreadCollective(members.index(self.rank), len(members), table)
+
     def abort(self) -> None:
-        """Break the barrier, for good."""
-        self._table.barrier.abort()
+        """Break the barrier, for good, and those of what was split from it."""
+        self._table.abort()
 
     def close(self) -> None:
         """Nothing is held."""
@@ -160,4 +219,8 @@ def run_on_threads(size: int, work: Callable[[Collective], Result], *, timeout_s
 
 
 def _describe(tensor: torch.Tensor) -> str:
-    return f"{tuple(tensor.shape)} {str(tensor.dtype).removeprefix('torch.')}"
+    return f"{tuple(tensor.shape)} {_name(tensor.dtype)}"
+
+
+def _name(dtype: torch.dtype) -> str:
+    return str(dtype).removeprefix("torch.")

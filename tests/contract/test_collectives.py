@@ -29,8 +29,9 @@ from rank_processes import (
 )
 
 from syncline.comms.collective import Collective, Solo
+from syncline.comms.lock import LOCK_BYTES, SharedLock
 from syncline.comms.shared_memory import SharedMemory, SharedMemoryFull
-from syncline.errors import PeerLost
+from syncline.errors import ConfigError, PeerLost
 from syncline.testing import collective_contract as contract
 from syncline.testing.threads import run_on_threads
 
@@ -114,6 +115,33 @@ def test_prompt_abort(runner_of, check, transport, size):
     check(runner_of(transport, size), size)
 
 
+@pytest.mark.parametrize("check", contract.SHARING, ids=lambda check: check.__name__)
+@pytest.mark.parametrize(("transport", "size"), [(t, n) for t, n in RANKS if t != "gloo"])
+def test_sharing(runner_of, check, transport, size):
+    check(runner_of(transport, size), size)
+
+
+@pytest.mark.parametrize(
+    "check",
+    [
+        contract.a_split_gives_collectives_of_those_with_the_same_color,
+        contract.a_split_can_be_split_again,
+        contract.a_mix_of_ordinary_tensors_has_the_bits_of_the_equation,
+    ],
+    ids=lambda check: check.__name__,
+)
+def test_what_depends_on_who_talks_to_whom_holds_for_four_ranks_of_gloo(runner_of, check):
+    check(runner_of("gloo", 4), 4)
+
+
+def test_gloo_says_why_it_has_no_memory_to_share(runner_of):
+    def work(collective: Collective) -> None:
+        with pytest.raises(ConfigError, match=r"no memory in common.* torch\.distributed.* shared-memory collective"):
+            collective.share(1, torch.float32)
+
+    runner_of("gloo", 2)(2, work)
+
+
 class Dies:
     """Work that goes on for ever, in which the process of `victim` is killed as it arrives at a certain barrier."""
 
@@ -166,14 +194,88 @@ def test_when_a_process_is_killed_an_abort_frees_the_others_within_a_second(vict
         assert processes.processes[victim].exitcode == -signal.SIGKILL
 
 
-def test_when_a_process_is_killed_gloo_tells_the_others():
+class DiesInSplit:
+    """Work in which the process of `victim` is killed as it arrives at a certain barrier of a split."""
+
+    def __init__(self, victim: int, at_barrier: int) -> None:
+        self.victim, self.at_barrier = victim, at_barrier
+
+    def __call__(self, collective: Collective) -> float:
+        assert isinstance(collective, SharedMemory)
+        arrivals = 0
+        wait = collective._barrier.wait
+
+        def count_and_wait() -> None:
+            nonlocal arrivals
+            arrivals += 1
+            if collective.rank == self.victim and arrivals == self.at_barrier:
+                os.kill(os.getpid(), signal.SIGKILL)
+            wait()
+
+        collective._barrier.wait = count_and_wait  # type: ignore[method-assign]
+        held_before = len(os.listdir("/proc/self/fd"))
+        part: Collective | None = None
+        try:
+            part = collective.split(0 if collective.rank == 3 else 1)
+            if collective.rank == self.victim:
+                os.kill(os.getpid(), signal.SIGKILL)
+            while True:
+                part.sum_(torch.ones(3))
+                if part.size == 1:
+                    collective.barrier()
+        except PeerLost:
+            raised_at = time.monotonic()
+        part = None
+        collective.close()
+        gc.collect()
+        assert len(os.listdir("/proc/self/fd")) == held_before
+        return raised_at
+
+
+# Three barriers belong to each of the two gathers of a split and one follows; later, the victim is just gone.
+@pytest.mark.parametrize("at_barrier", [1, 3, 5, 7, 8])
+@pytest.mark.parametrize("victim", [0, 2])
+def test_when_a_process_is_killed_in_a_split_an_abort_of_the_whole_frees_the_others(victim, at_barrier):
+    with own_processes(4) as processes, control_segment(4) as control:
+        aborted_at: list[float] = []
+
+        def on_failure() -> None:
+            aborted_at.append(time.monotonic())
+            abort(control, 4)
+
+        opener = partial(_open_shared_memory, control.address, 4, None)
+        answers = processes.answers(opener, DiesInSplit(victim, at_barrier), on_failure)
+        assert isinstance(answers.pop(victim), Died)
+        assert all(isinstance(raised_at, float) for raised_at in answers), answers
+        assert max(answers) - aborted_at[0] < 1.0
+
+
+def test_gloo_does_not_wait_longer_than_its_limit_for_one_to_mix_with(runner_of):
+    def work(collective: Collective) -> None:
+        collective._timeout_s = 3.0  # type: ignore[attr-defined]  # for what is split: enough to connect on a busy machine
+        part = collective.split(0)
+        if collective.rank == 0:
+            with pytest.raises(PeerLost):
+                part.mix_(torch.ones(5), {0: {0: 0.5, 1: 0.5}, 1: {1: 1.0}})
+        collective.barrier()
+
+    runner_of("gloo", 2)(2, work)
+
+
+@pytest.mark.parametrize("call", ["sum_", "mix_"])
+def test_when_a_process_is_killed_gloo_tells_the_others(call):
+    everybody = {rank: {0: 0.5, 1: 0.25, 2: 0.25} for rank in range(3)}
+
     def work(collective: Collective) -> str:
         collective.barrier()
         if collective.rank == 2:
             os.kill(os.getpid(), signal.SIGKILL)
         try:
             while True:
-                collective.sum_(torch.ones(1000))
+                if call == "sum_":
+                    collective.sum_(torch.ones(1000))
+                else:
+                    collective.mix_(torch.ones(1000), everybody)
         except PeerLost as error:
             return str(error)
 
@@ -216,6 +318,83 @@ def test_a_limit_counts_what_was_allocated_before(runner_of):
         assert held.tolist() == [1.0] * 10_000
 
     SharedMemoryRanks(runner_of("shared memory", 2).processes, limit_bytes=100_000)(2, work)
+
+
+def test_a_limit_holds_for_what_is_shared_and_in_what_is_split(runner_of):
+    def work(collective: Collective) -> None:
+        part = collective.split(0)
+        for each in (collective, part):
+            held = each.share(20_000, torch.float32)
+            for take in (each.share, partial(each.allocate, device=CPU)):
+                with pytest.raises(SharedMemoryFull, match=r"0\.[12] MB needed, 0\.1 MB allowed"):
+                    take(20_000, dtype=torch.float32)
+            held[each.rank] = 1.0
+            each.barrier()
+            assert held.sum() == 2.0
+
+    SharedMemoryRanks(runner_of("shared memory", 2).processes, limit_bytes=100_000)(2, work)
+
+
+def test_a_lock_in_shared_memory_protects_it_and_outlives_its_holder():
+    def work(collective: Collective) -> tuple[bool, float]:
+        memory = collective.share(LOCK_BYTES + 8, torch.uint8)
+        if collective.rank == 0:
+            SharedLock.initialise(memory)
+        collective.barrier()
+        lock, counter = SharedLock(memory), memory[LOCK_BYTES:].view(torch.float64)
+        for _ in range(500):
+            with lock.held(30.0):
+                counter.add_(1.0)
+        collective.barrier()
+        if collective.rank == 2:
+            lock.acquire(30.0)
+        collective.barrier()
+        if collective.rank == 2:
+            os.kill(os.getpid(), signal.SIGKILL)
+        with lock.held(30.0) as holder_died:
+            return holder_died, counter.item()
+
+    with own_processes(3) as processes, control_segment(3) as control:
+        *survivors, died = processes.answers(partial(_open_shared_memory, control.address, 3, None), work)
+        assert isinstance(died, Died)
+        assert sorted(survivors) == [(False, 1500.0), (True, 1500.0)]
+
+
+def test_closing_a_collective_frees_what_was_split_from_it(runner_of):
+    def work(collective: Collective) -> None:
+        gc.collect()  # what earlier tests left in this process
+        before = mapped_segments()
+        part = collective.split(0).split(0)
+        part.allocate(1000, torch.float32, CPU)
+        part.share(1000, torch.float32)
+        assert mapped_segments() == before + 4
+        del part
+        collective.close()
+        assert mapped_segments() == before, "without waiting for the garbage collector"
+
+    runner_of("shared memory", 2)(2, work)
+
+
+def test_in_a_split_who_does_not_come_is_named_by_its_rank_in_the_run(runner_of):
+    def work(collective: Collective) -> None:
+        part = collective.split(int(collective.rank > 0))
+        collective._timeout_s = 0.01  # type: ignore[attr-defined]  # for what is split from now on
+        part._timeout_s = 0.01  # type: ignore[attr-defined]
+        again = part.split(0)
+        if collective.rank == 1:
+            with pytest.raises(PeerLost, match=r"Worker 2 did not come to the exchange within 0\.01 s"):
+                again.barrier()
+        collective.barrier()
+
+    runner_of("shared memory", 3)(3, work)
+
+
+def test_threads_with_different_mixings_are_told():
+    def work(collective: Collective) -> None:
+        collective.mix_(torch.ones(3), {rank: {rank: 0.5 + collective.rank} for rank in range(2)})
+
+    with pytest.raises(AssertionError, match="The ranks made different calls at the same time"):
+        run_on_threads(2, work)
 
 
 def test_shared_memory_is_not_for_other_devices():

@@ -39,6 +39,7 @@ def scripted(monkeypatch: pytest.MonkeyPatch) -> dict[str, list[Suite]]:
         yield from made[name]
 
     monkeypatch.setattr(command, "prepare", prepare)
+    monkeypatch.setattr(suites, "SUITES", {name: suites.SUITES[name] for name in ("startup", "overhead")})
     return made
 
 

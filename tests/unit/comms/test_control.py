@@ -39,7 +39,7 @@ FROM_WORKER: list[FromWorker] = [
     Failed(1, "ValueError", "lr is -1", "Traceback ...", 3, [5, 6], False),
 ]
 TO_WORKER: list[ToWorker] = [
-    Welcome({"seed": 0}, "/run/task", "/run", None, "/proc/1/fd/3", ["/home/me"], "/home/me"),
+    Welcome({"seed": 0}, "/run/task", "/run", None, "/proc/1/fd/3", ["/home/me"], "/home/me", "secret"),
     StoreAddress("127.0.0.1", 29500),
     Stop(),
     Abort("worker 2 was killed"),
