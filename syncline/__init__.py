@@ -9,7 +9,7 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from syncline.algorithms.outer import average, block_momentum, nesterov
+    from syncline.algorithms.outer import average, block_momentum, elastic, nesterov
     from syncline.config.run import RunConfig
     from syncline.config.spec import Spec
     from syncline.driver import resume, train
@@ -24,19 +24,25 @@ if TYPE_CHECKING:
         WorkerFailed,
     )  # fmt: skip
     from syncline.result import Result
-    from syncline.strategies.how import BF16, Exact, Int8, OneBit, TopK
+    from syncline.strategies.hierarchy import Hierarchy
+    from syncline.strategies.how import BF16, Exact, Int8, OneBit, PowerSGD, TopK
+    from syncline.strategies.own import AnyStrategy, Own
     from syncline.strategies.strategy import Strategy
-    from syncline.strategies.what import Gradients, Updates
-    from syncline.strategies.when import Every
-    from syncline.strategies.whom import Everyone
+    from syncline.strategies.switching import Phase, Switching, Until
+    from syncline.strategies.what import Gradients, Models, Updates
+    from syncline.strategies.when import Async, Every, Layerwise, Stale
+    from syncline.strategies.whom import Everyone, Memory, Neighbours, Rivals, Server
     from syncline.task import Task, adam, adamw, optimizer, sgd
     from syncline.workers.own_loop import worker
 
 __version__ = "0.1.0"
 
 __all__ = [
-    "BF16", "Every", "Everyone", "Exact", "Gradients", "Int8", "OneBit", "Strategy", "TopK", "Updates",
-    "average", "block_momentum", "nesterov",
+    "AnyStrategy", "Hierarchy", "Own", "Phase", "Strategy", "Switching", "Until",
+    "Gradients", "Models", "Updates", "average", "block_momentum", "elastic", "nesterov",
+    "Async", "Every", "Layerwise", "Stale",
+    "Everyone", "Memory", "Neighbours", "Rivals", "Server",
+    "BF16", "Exact", "Int8", "OneBit", "PowerSGD", "TopK",
     "CheckpointError", "ConfigError", "DataError", "Interrupted", "NonFiniteLoss", "Result", "RunConfig", "Spec",
     "SynclineError", "Task", "UnknownName", "WorkerFailed", "adam", "adamw", "optimizer", "resume", "sgd", "train",
     "worker",
@@ -49,12 +55,15 @@ _HOME = {
     "resume": "driver",
     "train": "driver",
     "worker": "workers.own_loop",
-    **dict.fromkeys(("average", "block_momentum", "nesterov"), "algorithms.outer"),
-    **dict.fromkeys(("BF16", "Exact", "Int8", "OneBit", "TopK"), "strategies.how"),
-    **dict.fromkeys(("Gradients", "Updates"), "strategies.what"),
-    "Every": "strategies.when",
-    "Everyone": "strategies.whom",
+    **dict.fromkeys(("average", "block_momentum", "elastic", "nesterov"), "algorithms.outer"),
+    **dict.fromkeys(("BF16", "Exact", "Int8", "OneBit", "PowerSGD", "TopK"), "strategies.how"),
+    **dict.fromkeys(("Gradients", "Models", "Updates"), "strategies.what"),
+    **dict.fromkeys(("Async", "Every", "Layerwise", "Stale"), "strategies.when"),
+    **dict.fromkeys(("Everyone", "Memory", "Neighbours", "Rivals", "Server"), "strategies.whom"),
     "Strategy": "strategies.strategy",
+    "Hierarchy": "strategies.hierarchy",
+    **dict.fromkeys(("Phase", "Switching", "Until"), "strategies.switching"),
+    **dict.fromkeys(("AnyStrategy", "Own"), "strategies.own"),
     **dict.fromkeys(("Task", "adam", "adamw", "optimizer", "sgd"), "task"),
 }
 

@@ -115,9 +115,9 @@ def explain_task(task: Task, config: RunConfig, *, data_dir: Path | None = None)
     strategy = read_strategy(config.strategy)
     task = task.with_defaults().located(data_dir, None)
     plan = make_plan(task.facts(), config, Machine.here(), _resolve_device(config.device))
-    from syncline.workers.entry import parameter_count  # brings torch
+    from syncline.workers.entry import parameter_shapes  # brings torch
 
-    return "\n".join([plan.in_words(), *in_words(strategy, plan.size, parameter_count(task))])
+    return "\n".join([plan.in_words(), *in_words(strategy, plan.size, parameter_shapes(task))])
 
 
 def run_script(script: Script, config: RunConfig, view: Observer) -> Result:
@@ -153,8 +153,9 @@ def resume(run_dir: str | Path, view: Observer | None = None, *, quiet: bool = F
         old = found.read_plan()
         facts = TaskFacts(
             kind=old["kind"], model=old["model"], data=old["data"], fingerprint=old["fingerprint"],
-            train_samples=old["train_samples"], test_samples=old["test_samples"],
+            train_samples=old["train_samples"] + old.get("held_out", 0), test_samples=old["test_samples"],
             recommended_epochs=old["epochs"], recommended_batch=old["batch"],
+            clip_norm=what.clip_norm if isinstance(what, Task) else None,
         )  # fmt: skip
         return _run(_Order(facts, config, what, engine, view))
     finally:
@@ -240,7 +241,7 @@ def _conclude(
     what: Task | Script,
 ) -> Result:
     if outcome == "failed":
-        error = explain_failure(coordinator.supervision, run_dir, coordinator.last_step, emit.last_checkpoint)
+        error = explain_failure(coordinator.supervision, plan, run_dir, coordinator.last_step, emit.last_checkpoint)
         cause = coordinator.supervision.first_cause()
         emit(WorkerFailure(rank=cause.rank if cause else 0, message=str(error)))
         emit(RunEnded(reason="failed", message=str(error)))

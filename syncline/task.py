@@ -137,6 +137,7 @@ class Task:
             fingerprint=hashlib.sha256(_without_addresses(identity).encode()).hexdigest()[:16],
             train_samples=train,
             test_samples=test,
+            clip_norm=self.clip_norm,
             recommended_epochs=card.epochs if card else None,
             recommended_batch=card.batch if card else None,
         )

@@ -9,13 +9,14 @@ from syncline.comms.control import Failed
 from syncline.coordinator.supervision import Supervision
 from syncline.engines.engine import Exit
 from syncline.errors import SynclineError, WorkerFailed
+from syncline.plan.plan import Plan
 from syncline.telemetry.run_dir import RunDir
 
 __all__ = ["explain_failure"]
 
 
 def explain_failure(
-    supervision: Supervision, run_dir: RunDir, last_step: int, last_checkpoint: Path | None
+    supervision: Supervision, plan: Plan, run_dir: RunDir, last_step: int, last_checkpoint: Path | None
 ) -> SynclineError:
     """The exception that a failed run ends with."""
     cause = supervision.first_cause()
@@ -26,7 +27,7 @@ def explain_failure(
         if isinstance(own, type) and issubclass(own, SynclineError) and own is not errors.PeerLost:
             # Our own message is the answer already; only tell how to go on if there is anything to go on with.
             return own(cause.message if last_checkpoint is None else f"{cause.message}\n{after[0]}")
-        where = f"worker {cause.rank} raised {cause.kind} at step {cause.step}"
+        where = f"{plan.name_of(cause.rank)} raised {cause.kind} at step {cause.step}"
         if cause.samples:
             where += f", with samples {', '.join(map(str, cause.samples))}"
         body = cause.traceback.rstrip() or cause.message
@@ -34,7 +35,7 @@ def explain_failure(
     if isinstance(cause, Exit):
         evidence = _memory_evidence(cause)
         log = _last_words(run_dir.log(cause.rank))
-        text = f"Worker {cause.rank} {cause.in_words()}{evidence}, after step {last_step}."
+        text = f"{_capital(plan.name_of(cause.rank))} {cause.in_words()}{evidence}, after step {last_step}."
         return WorkerFailed("\n".join([text, *log, *_folded(others), *after]))
     return WorkerFailed("\n".join(["The run ended for an unknown reason.", *after]))
 

@@ -7,6 +7,7 @@ and no worker asks it anything during a step.
 from __future__ import annotations
 
 import os
+import secrets
 import signal
 import sys
 import threading
@@ -27,6 +28,11 @@ from syncline.comms.control import (
     Finished,
     FromWorker,
     Hello,
+    Meet,
+    MeetingCall,
+    ServerAddresses,
+    ServerReady,
+    ServersRequest,
     Stop,
     StoreAddress,
     StoreRequest,
@@ -62,13 +68,16 @@ class Coordinator:
     ) -> None:
         self._plan, self._run_dir, self._engine, self._emit = plan, run_dir, engine, emit
         self._payload_path, self._checkpoint_path = payload_path, checkpoint_path
-        self.supervision = Supervision(plan.size)
+        self.supervision = Supervision(plan.processes)
         self.last_step = 0
         self._server = ControlServer(_LOOPBACK)
         self._control: Segment | None = None
         if plan.collective == "shared-memory":
             self._control = Segment.create(ControlLayout(plan.size).total_bytes, "syncline-control")
         self._store: tuple[Any, int] | None = None
+        self._secret = secrets.token_hex(32)
+        self._servers: dict[int, str] = {}
+        self._waiting_for_servers: list[int] = []
         self._output = LogFollower(run_dir.log(0))
 
     def run(self) -> End:
@@ -77,7 +86,7 @@ class Coordinator:
         poller.register(self._server.socket, zmq.POLLIN)
         poller.register(self._engine.fileno(), zmq.POLLIN)
         with _interrupts() as interrupts:
-            for rank in range(self._plan.size):
+            for rank in range(self._plan.processes):
                 self._engine.launch(self._server.ticket(rank), self._run_dir.log(rank))
             while True:
                 poller.poll(_TICK_MS)
@@ -118,6 +127,15 @@ class Coordinator:
                 self._emit(event)
         elif isinstance(message, StoreRequest):
             self._server.send(message.rank, StoreAddress(_LOOPBACK, self._store_port()))
+        elif isinstance(message, MeetingCall):
+            for rank in range(self._plan.size):
+                self._server.send(rank, Meet(message.number))
+        elif isinstance(message, ServerReady):
+            self._servers[message.rank] = message.address
+            self._tell_of_servers()
+        elif isinstance(message, ServersRequest):
+            self._waiting_for_servers.append(message.rank)
+            self._tell_of_servers()
         elif isinstance(message, Finished):
             return self.supervision.on_finished(message, now)
         elif isinstance(message, Failed):
@@ -134,8 +152,16 @@ class Coordinator:
             self._engine.kill()
 
     def _tell_all(self, message: Stop | Abort) -> None:
-        for rank in range(self._plan.size):
+        for rank in range(self._plan.processes):
             self._server.send(rank, message)
+
+    def _tell_of_servers(self) -> None:
+        """To those who asked, as soon as all servers are there."""
+        if len(self._servers) < self._plan.servers:
+            return
+        addresses = [self._servers[rank] for rank in sorted(self._servers)]
+        while self._waiting_for_servers:
+            self._server.send(self._waiting_for_servers.pop(), ServerAddresses(addresses))
 
     def _welcome(self) -> Welcome:
         return Welcome(
@@ -146,6 +172,7 @@ class Coordinator:
             control_segment=self._control.address if self._control else None,
             python_path=[os.path.abspath(p) if p else os.getcwd() for p in sys.path],
             working_dir=os.getcwd(),
+            secret=self._secret,
         )
 
     def _store_port(self) -> int:

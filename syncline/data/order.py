@@ -10,13 +10,16 @@ from __future__ import annotations
 import hashlib
 import struct
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import numpy as np
 
 from syncline.algorithms.partition import share
 
-__all__ = ["Position", "SampleOrder", "Share", "permutation", "step_seed"]
+__all__ = ["Position", "SampleOrder", "Share", "hold_out", "permutation", "step_seed"]
+
+_HELD_OUT = 0x48454C44
+"""Sets the stream that chooses what is held out apart from those of the epochs."""
 
 
 @dataclass(frozen=True)
@@ -61,6 +64,12 @@ def permutation(seed: int, epoch: int, count: int) -> np.ndarray:
     return np.random.RandomState(bits).permutation(count)
 
 
+def hold_out(seed: int, count: int, number: int) -> tuple[np.ndarray, np.ndarray]:
+    """The samples to train on and the `number` of samples held out, drawn at random, both in ascending order."""
+    order = permutation(seed, _HELD_OUT, count)
+    return np.sort(order[number:]), np.sort(order[:number])
+
+
 def step_seed(seed: int, step: int, rank: int) -> int:
     """The seed of everything random in one worker's step (dropout, say): resuming needs no generator state."""
     digest = hashlib.blake2b(struct.pack("<QQQ", seed, step, rank), digest_size=8).digest()
@@ -75,6 +84,8 @@ class SampleOrder:
     count: int
     batch: int
     shuffle: bool = True
+    kept: np.ndarray | None = field(default=None, compare=False)
+    """Which samples of the data set are used, if not all of them; `count` is how many these are."""
 
     @property
     def steps_per_epoch(self) -> int:
@@ -87,6 +98,7 @@ class SampleOrder:
         while epochs is None or position.epoch < epochs:
             epoch = position.epoch
             order = permutation(self.seed, epoch, self.count) if self.shuffle else np.arange(self.count)
+            order = order if self.kept is None else self.kept[order]
             while position.epoch == epoch:
                 indices = order[position.cursor : position.cursor + self.batch]
                 low, high = share(len(indices), size, rank)

@@ -52,12 +52,25 @@ class Plan:
     shared_memory_bytes: int
     exchange_timeout_s: float
     fingerprint: str
+    servers: int = 0
+    """How many processes keep parameters for the workers."""
+    held_out: int = 0
+    """How many training samples are kept for tournaments; `train_samples` is without them."""
     notes: tuple[str, ...] = field(default=())
 
     @property
     def size(self) -> int:
         """How many workers there are."""
         return len(self.workers)
+
+    @property
+    def processes(self) -> int:
+        """Workers and servers; servers have the ranks after the workers'."""
+        return self.size + self.servers
+
+    def name_of(self, rank: int) -> str:
+        """A process, for people."""
+        return f"worker {rank}" if rank < self.size else f"server {rank - self.size}"
 
     def to_dict(self) -> dict[str, Any]:
         """As plain data, for JSON and the control channel."""
@@ -90,6 +103,11 @@ class Plan:
             f"Each worker is a process on {first.host}, computing on {first.device} "
             f"with {_count(first.threads, 'thread')}."
         )
+        if self.servers:
+            more = "One more process keeps" if self.servers == 1 else f"{self.servers} more processes keep"
+            lines.append(f"{more} the parameters for them.")
+        if self.held_out:
+            lines.append(f"{self.held_out:,} more training samples are held out for tournaments.")
         if self.size > 1:
             through = "shared memory" if self.collective == "shared-memory" else "torch.distributed"
             lines.append(f"They exchange through {through}.")

@@ -9,6 +9,8 @@ from syncline.config.run import RunConfig
 from syncline.errors import ConfigError
 from syncline.plan.machine import Machine
 from syncline.plan.plan import Plan, WorkerPlan
+from syncline.strategies.feasible import check_feasible, held_out, servers_needed
+from syncline.strategies.reading import read_strategy
 
 __all__ = ["TaskFacts", "make_plan"]
 
@@ -28,29 +30,41 @@ class TaskFacts:
     test_samples: int = 0
     recommended_epochs: int | None = None
     recommended_batch: int | None = None
+    clip_norm: float | None = None
 
 
 def make_plan(facts: TaskFacts, config: RunConfig, machine: Machine, device: str) -> Plan:
     """Decide everything that can be decided before a process starts. `device` is the resolved one, never auto."""
     notes: list[str] = []
+    strategy = read_strategy(config.strategy)
+    held = held_out_samples(held_out(strategy), facts.train_samples, config.workers)
+    train_samples = facts.train_samples - held
     epochs = config.epochs or facts.recommended_epochs or _DEFAULT_EPOCHS
     batch = config.batch or facts.recommended_batch or _DEFAULT_BATCH
     if facts.kind == "train":
         if facts.train_samples == 0:
             raise ConfigError("The training data is empty: there is nothing to learn from.")
-        if batch > facts.train_samples:
-            notes.append(f"A batch of {batch} is more than the {facts.train_samples} samples: each epoch is one step.")
-            batch = facts.train_samples
+        if batch > train_samples:
+            notes.append(f"A batch of {batch} is more than the {train_samples} samples: each epoch is one step.")
+            batch = train_samples
         if config.workers > batch:
             raise ConfigError(
                 f"{config.workers} workers cannot share a batch of {batch}: some would have nothing to do. "
                 f"Set --workers to {batch} or less, or a larger --batch."
             )
-    steps_per_epoch = -(-facts.train_samples // batch)
+    steps_per_epoch = -(-train_samples // batch)
     total_steps = steps_per_epoch * epochs
     if config.max_steps is not None:
         total_steps = min(total_steps, config.max_steps) if facts.kind == "train" else config.max_steps
     collective = _collective(config, machine, device, notes)
+    check_feasible(
+        strategy,
+        workers=config.workers,
+        hosts=1,
+        shares_memory=collective != "process-group",
+        is_own_loop=facts.kind == "own-loop",
+        clip_norm=facts.clip_norm,
+    )
     threads = config.threads or max(1, machine.cores // config.workers)
     return Plan(
         kind=facts.kind,
@@ -65,7 +79,7 @@ def make_plan(facts: TaskFacts, config: RunConfig, machine: Machine, device: str
         seed=config.seed,
         epochs=epochs,
         batch=batch,
-        train_samples=facts.train_samples,
+        train_samples=train_samples,
         test_samples=facts.test_samples,
         steps_per_epoch=steps_per_epoch,
         total_steps=total_steps,
@@ -80,6 +94,8 @@ def make_plan(facts: TaskFacts, config: RunConfig, machine: Machine, device: str
         shared_memory_bytes=_shared_memory_bytes(config, machine),
         exchange_timeout_s=config.exchange_timeout_s,
         fingerprint=facts.fingerprint,
+        servers=servers_needed(strategy),
+        held_out=held,
         notes=tuple(notes),
     )
 
@@ -105,6 +121,19 @@ def _collective(
         raise ConfigError(f"--collective shared-memory is not possible: {reason}. Use --collective process-group.")
     notes.append(f"The workers exchange through torch.distributed, because {reason}.")
     return "process-group"
+
+
+def held_out_samples(fraction: float, samples: int, workers: int) -> int:
+    """How many of the samples are kept for tournaments: that part of them, and at least one for each worker."""
+    if not fraction or not samples:
+        return 0
+    number = max(workers, round(fraction * samples))
+    if number >= samples:
+        raise ConfigError(
+            f"{workers} models that compete need {number} samples to be judged by, and there are only {samples}. Use "
+            "another strategy, or more data."
+        )
+    return number
 
 
 def _shared_memory_bytes(config: RunConfig, machine: Machine) -> int:

@@ -12,45 +12,42 @@ al. 2023). With n = 1, `average` and plain SGD it is `gradients | every(1)`.
 
 from __future__ import annotations
 
+import io
 from typing import Any
 
 import torch
 
 from syncline.algorithms.outer import average
-from syncline.strategies.combine import Combiner
-from syncline.strategies.exchange import Replica, adopt_first
+from syncline.comms.collective import Collective
+from syncline.strategies.combine import make_combiner
+from syncline.strategies.exchange import PlainExchange, Replica
+from syncline.strategies.flat import FlatParameters
 from syncline.strategies.how import How
 from syncline.strategies.what import Updates
 
-__all__ = ["CombineUpdates"]
+__all__ = ["CombineUpdates", "adopt_optimizer", "state_in_common"]
 
 
-class CombineUpdates:
+class CombineUpdates(PlainExchange):
     """An `Exchange`: local steps, and every n of them an outer one."""
 
     def __init__(self, replica: Replica, what: Updates, steps: int, how: How) -> None:
-        self._replica, self._what, self._steps = replica, what, steps
-        self._parameters = replica.gradients.parameters
-        self._combiner = Combiner(how, replica.collective)
+        super().__init__(replica)
+        self._what, self._steps = what, steps
+        self._flat = FlatParameters(replica.gradients.parameters, what="updates")
+        shapes = [p.shape for p in self._flat.parameters]
+        self._combiner = make_combiner(how, replica.collective, shapes, replica.seed)
         self._steps_since = 0
         self._weight_since = 0.0
         self._is_alone = replica.collective.size == 1 and isinstance(what.outer, average)
 
     def begin(self) -> None:
-        """Everybody takes rank 0's parameters; they are the first anchor."""
-        adopt_first(self._replica)
-        self._anchor = self._flat()
+        """Everybody takes the first worker's parameters; they are the first anchor."""
+        super().begin()
+        self._anchor = self._flat.read()
         self._outer_state = dict(self._what.outer.initial_state(self._anchor))
         # Where the collective can, the change lies where it is combined without being copied.
-        self._delta = self._replica.collective.allocate(self._anchor.numel(), self._anchor.dtype, self._anchor.device)
-
-    def before_forward(self) -> None:
-        """Nothing: this worker's own parameters are what it trains."""
-
-    def before_update(self, weight: float) -> bool:
-        """Nothing: this worker applies its own gradients."""
-        del weight
-        return False
+        self._delta = self.replica.collective.allocate(self._flat.numel, self._flat.dtype, self._flat.device)
 
     def after_update(self, weight: float) -> bool:
         """Count the step, and exchange if it is time to."""
@@ -58,52 +55,79 @@ class CombineUpdates:
         self._weight_since += weight
         if self._steps_since < self._steps:
             return False
-        riders = self._replica.gradients.riders
-        self._replica.collective.sum_(riders, weight)
-        self._exchange()
+        self.replica.collective.sum_(self.replica.gradients.riders, weight)
+        self.settle()
         return True
+
+    def start_from_here(self) -> None:
+        """Somebody else has changed the parameters, on all workers alike: they are the anchor now."""
+        self._anchor = self._flat.read()
 
     def settle(self) -> None:
         """Exchange what was done since the last time."""
         if self._steps_since:
-            self._exchange()
+            weight = self._weight_since / self._steps_since
+            self._steps_since, self._weight_since = 0, 0.0
+            self.combine(weight)
+
+    def combine(self, weight: float) -> None:
+        """Exchange now; `weight` is this worker's part of the samples since the last time."""
+        if self._is_alone:
+            return  # the mean of one is that one, to the bit
+        torch.sub(self._flat.read(), self._anchor, out=self._delta)
+        own = self._delta.clone() if self.replica.log.wants_disagreement() else None
+        self._combiner.sum_(self._delta, weight)
+        apart = None
+        if own is not None:  # the parameters are the anchor and the change, so the anchor drops out of their difference
+            centre = torch.linalg.vector_norm(self._anchor + self._delta).clamp_min(1e-12)
+            apart = float(torch.linalg.vector_norm(own - self._delta) / centre)
+        self._anchor, state = self._what.outer.step(self._anchor, self._delta, self._outer_state)
+        self._outer_state = dict(state)
+        self._flat.write(self._anchor)
+        if self._what.optimizer_state:
+            self._average_optimizer_state(weight)
+        self.replica.log.exchanged(disagreement=apart)
 
     def private_state(self) -> dict[str, Any]:
         """This worker's optimiser, the outer one, and what could not be sent yet."""
         return {
-            "optimizer": self._replica.optimizer.state_dict(),
+            "optimizer": self.replica.optimizer.state_dict(),
             "outer": dict(self._outer_state),
             "combiner": self._combiner.state(),
         }
 
     def load_private_state(self, state: dict[str, Any]) -> None:
         """Take it up again."""
-        self._replica.optimizer.load_state_dict(state["optimizer"])
+        self.replica.optimizer.load_state_dict(state["optimizer"])
         self._outer_state = dict(state["outer"])
         self._combiner.load(state["combiner"])
 
-    def _exchange(self) -> None:
-        weight = self._weight_since / self._steps_since
-        self._steps_since, self._weight_since = 0, 0.0
-        if self._is_alone:
-            return  # the mean of one is that one, to the bit
-        torch.sub(self._flat(), self._anchor, out=self._delta)
-        self._combiner.sum_(self._delta, weight)
-        self._anchor, state = self._what.outer.step(self._anchor, self._delta, self._outer_state)
-        self._outer_state = dict(state)
-        offset = 0
-        with torch.no_grad():
-            for p in self._parameters:
-                p.copy_(self._anchor[offset : offset + p.numel()].view(p.shape))
-                offset += p.numel()
-        if self._what.optimizer_state:
-            self._average_optimizer_state(weight)
-
     def _average_optimizer_state(self, weight: float) -> None:
-        for slots in self._replica.optimizer.state.values():
-            for value in slots.values():
-                if isinstance(value, torch.Tensor) and value.is_floating_point() and value.numel() > 1:
-                    self._replica.collective.sum_(value, weight)
+        for value in state_in_common(self.replica.optimizer, self.replica.collective):
+            self.replica.collective.sum_(value, weight)
 
-    def _flat(self) -> torch.Tensor:
-        return torch.cat([p.detach().reshape(-1) for p in self._parameters])
+
+def state_in_common(optimizer: torch.optim.Optimizer, collective: Collective) -> list[torch.Tensor]:
+    """What the optimiser remembers of each number, in the same order on every worker; nothing unless all have it.
+
+    A worker whose every loss so far was NaN has not stepped yet, and so has nothing to remember.
+    """
+    found = [
+        value
+        for slots in optimizer.state.values()
+        for value in slots.values()
+        if isinstance(value, torch.Tensor) and value.is_floating_point() and value.numel() > 1
+    ]
+    return found if len(set(collective.gather(b"%d" % len(found)))) == 1 else []
+
+
+def adopt_optimizer(optimizer: torch.optim.Optimizer, collective: Collective) -> None:
+    """Give every worker the first one's optimiser: its state and its settings."""
+    if collective.size == 1:
+        return
+    file = io.BytesIO()
+    if collective.rank == 0:
+        torch.save(optimizer.state_dict(), file)
+    first = collective.gather(file.getvalue())[0]
+    if collective.rank != 0:
+        optimizer.load_state_dict(torch.load(io.BytesIO(first), weights_only=True))

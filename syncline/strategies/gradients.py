@@ -12,22 +12,37 @@ from collections.abc import Iterable
 import torch
 
 from syncline.comms.collective import Collective
+from syncline.strategies.flat import dense_strides
 
-__all__ = ["GradientBuffer"]
+__all__ = ["WISHES", "GradientBuffer"]
+
+WISHES = slice(2, None)
+"""Which riders are wishes, on which all workers must act at the same step; those before are measurements."""
 
 
 class GradientBuffer:
     """The gradients of `parameters`, flat: one buffer per dtype, and `riders` extra float32 numbers.
 
-    A worker alone has nobody to exchange with, so its gradients stay where autograd puts them.
+    A worker alone has nobody to exchange with, so its gradients stay where autograd puts them, unless they are wanted
+    flat all the same.
     """
 
-    def __init__(self, parameters: Iterable[torch.nn.Parameter], collective: Collective, riders: int) -> None:
+    def __init__(
+        self,
+        parameters: Iterable[torch.nn.Parameter],
+        collective: Collective,
+        riders: int,
+        *,
+        is_flat: bool | None = None,
+    ) -> None:
         self.parameters = [p for p in parameters if p.requires_grad]
         device = self.parameters[0].device if self.parameters else torch.device("cpu")
         by_dtype: dict[torch.dtype, list[torch.nn.Parameter]] = {torch.float32: []}
-        for p in self.parameters if collective.size > 1 else ():
+        is_flat = collective.size > 1 if is_flat is None else is_flat
+        for p in self.parameters if is_flat else ():
             by_dtype.setdefault(p.dtype, []).append(p)
+        self.members = list(by_dtype.values())
+        """The parameters whose gradients each of the `flats` holds, in order."""
         self.flats: list[torch.Tensor] = []
         self._views: list[tuple[torch.nn.Parameter, torch.Tensor]] = []
         for dtype, members in by_dtype.items():
@@ -40,7 +55,7 @@ class GradientBuffer:
             offset = 0
             for p in members:
                 # The parameter's own strides, so that a channels-last weight gets a channels-last gradient.
-                view = flat.as_strided(p.shape, _dense_strides(p), flat.storage_offset() + offset)
+                view = flat.as_strided(p.shape, dense_strides(p), flat.storage_offset() + offset)
                 self._views.append((p, view))
                 offset += p.numel()
         self.attach()
@@ -73,8 +88,3 @@ class GradientBuffer:
             else:
                 view.copy_(grad.to_dense())  # some layers make sparse ones
             p.grad = view
-
-
-def _dense_strides(p: torch.Tensor) -> tuple[int, ...]:
-    is_dense = p.is_contiguous() or (p.dim() == 4 and p.is_contiguous(memory_format=torch.channels_last))
-    return p.stride() if is_dense else torch.empty(p.shape, device="meta").stride()

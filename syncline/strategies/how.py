@@ -6,6 +6,7 @@ The lossy answers keep what they could not send and add it to the next exchange 
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -13,8 +14,9 @@ from syncline.errors import ConfigError
 
 if TYPE_CHECKING:
     from syncline.algorithms.codecs import Codec
+    from syncline.algorithms.codecs.powersgd import Cut
 
-__all__ = ["BF16", "Exact", "How", "Int8", "OneBit", "TopK"]
+__all__ = ["BF16", "Exact", "How", "Int8", "OneBit", "PowerSGD", "TopK"]
 
 
 @dataclass(frozen=True)
@@ -79,4 +81,27 @@ class TopK:
         return codecs.TopK(self.fraction)
 
 
-How = Exact | BF16 | Int8 | OneBit | TopK
+@dataclass(frozen=True)
+class PowerSGD:
+    """Each matrix as the product of two thin ones (Vogels et al. 2019); all workers sum the one, then the other.
+
+    There is no codec for it: the second message follows from the sum of the first.
+    """
+
+    rank: int = 2
+
+    def __post_init__(self) -> None:
+        if isinstance(self.rank, bool) or not isinstance(self.rank, int) or self.rank < 1:
+            raise ConfigError(
+                f"PowerSGD({self.rank!r}): the rank, which is how many columns the thin matrices have, must be 1 or "
+                "more; 1 to 4 is usual."
+            )
+
+    def cut(self, shapes: Sequence[Sequence[int]]) -> Cut:
+        """Which of the parameters with these shapes are sent as two thin matrices, and which as they are."""
+        from syncline.algorithms import codecs
+
+        return codecs.PowerSGD(self.rank).cut(shapes)
+
+
+How = Exact | BF16 | Int8 | OneBit | TopK | PowerSGD

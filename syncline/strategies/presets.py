@@ -8,11 +8,14 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from syncline.algorithms.outer import block_momentum, nesterov
-from syncline.strategies.how import Int8, OneBit
+from syncline.algorithms.outer import block_momentum, elastic, nesterov
+from syncline.config.spec import Spec
+from syncline.strategies.hierarchy import Hierarchy
+from syncline.strategies.how import Exact, Int8, OneBit, TopK
 from syncline.strategies.strategy import Strategy
-from syncline.strategies.what import Gradients, Updates
-from syncline.strategies.when import Every
+from syncline.strategies.what import Gradients, Models, Updates
+from syncline.strategies.when import Async, Every, Layerwise, Stale
+from syncline.strategies.whom import Memory, Neighbours, Rivals, Server
 
 __all__ = ["PRESETS", "Preset"]
 
@@ -24,15 +27,30 @@ class Preset:
     name: str
     after: str
     paper: str
-    make: Callable[..., Strategy]
+    make: Callable[..., Strategy | Hierarchy]
 
 
 def _allreduce() -> Strategy:
     return Strategy(what=Gradients(), when=Every(1))
 
 
-def _onebit() -> Strategy:
-    return Strategy(what=Gradients(), when=Every(1), how=OneBit())
+def _server_sync(shards: int = 1) -> Strategy:
+    return Strategy(what=Gradients(), when=Every(1), whom=Server(shards))
+
+
+def _server_async(shards: int = 1) -> Strategy:
+    return Strategy(what=Gradients(), when=Async(), whom=Server(shards))
+
+
+def _downpour(push: int = 4, fetch: int = 4, shards: int = 1, lr: float = 0.01) -> Strategy:
+    # DistBelief's servers step with Adagrad, whose rates differ from parameter to parameter and so bear old gradients.
+    return Strategy(
+        what=Gradients(), when=Async(push, fetch), whom=Server(shards, optimizer=Spec("Adagrad", {"lr": lr}))
+    )
+
+
+def _ssp(bound: int = 3, shards: int = 1) -> Strategy:
+    return Strategy(what=Gradients(), when=Stale(bound), whom=Server(shards))
 
 
 def _sparknet(tau: int = 10) -> Strategy:
@@ -43,8 +61,42 @@ def _iterative_reduce(steps: int = 5) -> Strategy:
     return Strategy(what=Updates(optimizer_state=True), when=Every(steps))
 
 
+def _hogwild() -> Strategy:
+    return Strategy(what=Gradients(), when=Async(), whom=Memory())
+
+
+def _h2o(steps: int = 5, group: int = 2) -> Hierarchy:
+    return Hierarchy(inside_host=_hogwild(), across_hosts=Strategy(what=Updates(), when=Every(steps)), group=group)
+
+
+def _onebit() -> Strategy:
+    return Strategy(what=Gradients(), when=Every(1), how=OneBit())
+
+
 def _bmuf(steps: int = 10, momentum: float = 0.5, lr: float = 1.0, nesterov: bool = True) -> Strategy:
     return Strategy(what=Updates(outer=block_momentum(momentum, lr, nesterov)), when=Every(steps))
+
+
+def _easgd(tau: int = 10, rate: float = 0.225, shards: int = 1) -> Strategy:
+    # The paper's beta = 0.9, shared out among 4 workers.
+    return Strategy(what=Updates(outer=elastic(rate)), when=Every(tau), whom=Server(shards))
+
+
+def _nexus(fraction: float | None = None, largest: int = 2, shards: int = 1) -> Strategy:
+    return Strategy(
+        what=Gradients(),
+        when=Layerwise(largest=largest),
+        whom=Server(shards),
+        how=Exact() if fraction is None else TopK(fraction),
+    )
+
+
+def _gossip(topology: str = "exponential", asynchronous: bool = False) -> Strategy:
+    return Strategy(what=Updates(), when=Async() if asynchronous else Every(1), whom=Neighbours(topology))
+
+
+def _ltfb(steps: int = 100, perturb: float | None = None) -> Strategy:
+    return Strategy(what=Models(perturb=perturb), when=Every(steps), whom=Rivals())
 
 
 def _diloco(steps: int = 50, lr: float = 0.7, momentum: float = 0.9) -> Strategy:
@@ -61,23 +113,61 @@ PRESETS: dict[str, Preset] = {
             _allreduce,
         ),
         Preset(
-            "onebit",
-            "CNTK 1-bit SGD",
-            "Seide et al., 1-Bit Stochastic Gradient Descent and its Application to Data-Parallel Distributed Training "
-            "of Speech DNNs, Interspeech 2014",
-            _onebit,
+            "server-sync",
+            "MXNet dist_sync, TensorFlow sync replicas",
+            "Li et al., Scaling Distributed Machine Learning with the Parameter Server, OSDI 2014",
+            _server_sync,
+        ),
+        Preset(
+            "server-async",
+            "MXNet dist_async, TensorFlow async, DeepDist",
+            "Chen et al., MXNet: A Flexible and Efficient Machine Learning Library for Heterogeneous Distributed "
+            "Systems, LearningSys at NIPS 2015",
+            _server_async,
+        ),
+        Preset(
+            "downpour",
+            "DistBelief, Arimo's TensorFlow on Spark",
+            "Dean et al., Large Scale Distributed Deep Networks, NIPS 2012",
+            _downpour,
+        ),
+        Preset(
+            "ssp",
+            "Petuum",
+            "Ho et al., More Effective Distributed ML via a Stale Synchronous Parallel Parameter Server, NIPS 2013",
+            _ssp,
         ),
         Preset(
             "sparknet",
             "SparkNet",
-            "Moritz et al., SparkNet: Training Deep Networks in Spark, ICLR 2016",
+            "Moritz, Nishihara, Stoica & Jordan, SparkNet: Training Deep Networks in Spark, ICLR 2016",
             _sparknet,
         ),
         Preset(
             "iterative-reduce",
             "Deeplearning4j",
-            "Eclipse Deeplearning4j: parameter averaging with updater state",
+            "Eclipse Deeplearning4j, Distributed Training: parameter averaging with updater state, manual 2016",
             _iterative_reduce,
+        ),
+        Preset(
+            "hogwild",
+            "Hogwild!, PyTorch",
+            "Recht, Ré, Wright & Niu, Hogwild!: A Lock-Free Approach to Parallelizing Stochastic Gradient Descent, "
+            "NIPS 2011",
+            _hogwild,
+        ),
+        Preset(
+            "h2o",
+            "H2O",
+            "Candel, Parmar, LeDell & Arora, Deep Learning with H2O, H2O.ai 2015",
+            _h2o,
+        ),
+        Preset(
+            "onebit",
+            "CNTK 1-bit SGD",
+            "Seide, Fu, Droppo, Li & Yu, 1-Bit Stochastic Gradient Descent and its Application to Data-Parallel "
+            "Distributed Training of Speech DNNs, Interspeech 2014",
+            _onebit,
         ),
         Preset(
             "bmuf",
@@ -87,9 +177,36 @@ PRESETS: dict[str, Preset] = {
             _bmuf,
         ),
         Preset(
+            "easgd",
+            "Theano-MPI",
+            "Zhang, Choromanska & LeCun, Deep Learning with Elastic Averaging SGD, NIPS 2015",
+            _easgd,
+        ),
+        Preset(
+            "nexus",
+            "Nexus",
+            "Wang, Zhang, Ren & Zhang, Nexus: Bringing Efficient and Scalable Training to Deep Learning Frameworks, "
+            "MASCOTS 2017",
+            _nexus,
+        ),
+        Preset(
+            "gossip",
+            "AD-PSGD, GossipGraD",
+            "Lian, Zhang, Zhang & Liu, Asynchronous Decentralized Parallel Stochastic Gradient Descent, ICML 2018",
+            _gossip,
+        ),
+        Preset(
+            "ltfb",
+            "Livermore LTFB",
+            "Jacobs, Dryden, Pearce & Van Essen, Towards Scalable Parallel Training of Deep Neural Networks, "
+            "MLHPC at SC 2017",
+            _ltfb,
+        ),
+        Preset(
             "diloco",
             "DiLoCo",
-            "Douillard et al., DiLoCo: Distributed Low-Communication Training of Language Models, arXiv:2311.08105",
+            "Douillard et al., DiLoCo: Distributed Low-Communication Training of Language Models, arXiv:2311.08105, "
+            "2023",
             _diloco,
         ),
     )

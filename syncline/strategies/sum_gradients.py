@@ -14,49 +14,41 @@ from __future__ import annotations
 
 from typing import Any
 
-from syncline.strategies.combine import Combiner
-from syncline.strategies.exchange import Replica, adopt_first
+from syncline.strategies.combine import make_combiner
+from syncline.strategies.exchange import PlainExchange, Replica
 from syncline.strategies.how import Exact, How
 
 __all__ = ["SumGradients"]
 
 
-class SumGradients:
-    """An `Exchange`: the weighted sum of all gradients before every update."""
+class SumGradients(PlainExchange):
+    """An `Exchange`: the weighted sum of all gradients before every update.
+
+    Equal gradients on equal parameters give equal parameters, so nothing else is ever exchanged.
+    """
 
     def __init__(self, replica: Replica, how: How) -> None:
-        self._replica = replica
+        super().__init__(replica)
         self._is_exact = isinstance(how, Exact)
-        self._combiners = [Combiner(how, replica.collective) for _ in replica.gradients.flats]
-
-    def begin(self) -> None:
-        """Everybody takes rank 0's parameters and buffers, so that different starting points cannot go unnoticed."""
-        adopt_first(self._replica)
-
-    def before_forward(self) -> None:
-        """Nothing: the parameters are already those of everyone."""
+        self._combiners = [
+            make_combiner(how, replica.collective, [p.shape for p in members], replica.seed)
+            for members in replica.gradients.members
+        ]
 
     def before_update(self, weight: float) -> bool:
         """Sum the gradients. The riders are part of the buffer, but an encoding must not touch them."""
-        gradients = self._replica.gradients
+        gradients, collective = self.replica.gradients, self.replica.collective
         if self._is_exact:
             for flat in gradients.flats:
-                self._replica.collective.sum_(flat, weight)
-            return True
-        for flat, combiner in zip(gradients.flats, self._combiners, strict=True):
-            count = flat.numel() - (gradients.riders.numel() if flat is gradients.flats[0] else 0)
-            if count:
-                combiner.sum_(flat[:count], weight)
-        self._replica.collective.sum_(gradients.riders, weight)
+                collective.sum_(flat, weight)
+        else:
+            for flat, combiner in zip(gradients.flats, self._combiners, strict=True):
+                count = flat.numel() - (gradients.riders.numel() if flat is gradients.flats[0] else 0)
+                if count:
+                    combiner.sum_(flat[:count], weight)
+            collective.sum_(gradients.riders, weight)
+        self.replica.log.exchanged()
         return True
-
-    def after_update(self, weight: float) -> bool:
-        """Nothing: equal gradients on equal parameters gave equal parameters."""
-        del weight
-        return False
-
-    def settle(self) -> None:
-        """Nothing: the replicas are equal after every step."""
 
     def private_state(self) -> dict[str, Any] | None:
         """What this worker could not send yet."""

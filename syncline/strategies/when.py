@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 
 from syncline.errors import ConfigError
 
-__all__ = ["Every", "When"]
+__all__ = ["Async", "Every", "Layerwise", "Stale", "When"]
 
 
 @dataclass(frozen=True)
@@ -16,8 +17,97 @@ class Every:
     steps: int = 1
 
     def __post_init__(self) -> None:
-        if isinstance(self.steps, bool) or not isinstance(self.steps, int) or self.steps < 1:
+        if not _is_count(self.steps, least=1):
             raise ConfigError(f"Every({self.steps!r}): the number of steps between exchanges must be 1 or more.")
 
 
-When = Every
+@dataclass(frozen=True)
+class Async:
+    """Each worker at its own pace, waiting for nobody.
+
+    Gradients are added up and pushed every `push` steps; parameters are fetched every `fetch` steps. In between a
+    worker trains the parameters that it has.
+    """
+
+    push: int = 1
+    fetch: int = 1
+
+    def __post_init__(self) -> None:
+        for name in ("push", "fetch"):
+            if not _is_count(getattr(self, name), least=1):
+                raise ConfigError(
+                    f"async({name}={getattr(self, name)!r}): the number of steps between one {name} and the next must "
+                    "be 1 or more."
+                )
+
+
+@dataclass(frozen=True)
+class Stale:
+    """Each worker at its own pace, but nobody more than `bound` steps ahead of the slowest; 0 is in step."""
+
+    bound: int = 3
+
+    def __post_init__(self) -> None:
+        if not _is_count(self.bound, least=0):
+            raise ConfigError(
+                f"stale(bound={self.bound!r}): the number of steps that a worker may be ahead of the slowest must be 0 "
+                "or more; 3 is usual."
+            )
+
+
+@dataclass(frozen=True)
+class Layerwise:
+    """A rate for each layer: small and important ones often, large ones seldom.
+
+    A parameter whose name starts with a key of `rates` is exchanged every that many steps (of several keys the longest
+    counts), the one parameter with the most numbers every `largest` steps unless it is named, and all others every
+    `others`.
+    """
+
+    rates: Mapping[str, int] = field(default_factory=dict, hash=False)
+    others: int = 1
+    largest: int = 2
+
+    def __post_init__(self) -> None:
+        if not isinstance(self.rates, Mapping):
+            raise ConfigError(
+                f"layerwise(rates={self.rates!r}): the rates are written as {{'name': steps}}, where a name is the "
+                "beginning of a parameter's name, such as {'fc': 4}."
+            )
+        object.__setattr__(self, "rates", dict(self.rates))  # nobody can change it from outside
+        for name, steps in self.rates.items():
+            if not isinstance(name, str) or not name:
+                raise ConfigError(
+                    f"layerwise(rates={dict(self.rates)!r}): {name!r} is no beginning of a parameter's name; write, "
+                    "for example, {'fc': 4}."
+                )
+            if not _is_count(steps, least=1):
+                raise ConfigError(
+                    f"layerwise(rates={dict(self.rates)!r}): the number of steps between two exchanges of {name!r} is "
+                    f"{steps!r}, but must be 1 or more."
+                )
+        for name in ("others", "largest"):
+            if not _is_count(getattr(self, name), least=1):
+                raise ConfigError(
+                    f"layerwise({name}={getattr(self, name)!r}): the number of steps between exchanges must be 1 or "
+                    "more."
+                )
+
+    def rate_of(self, sizes: Mapping[str, int]) -> dict[str, int]:
+        """Every how many steps each parameter is exchanged, given how many numbers each of them has."""
+        largest = max(sizes, key=lambda name: sizes[name], default=None)
+        rates = {}
+        for name in sizes:
+            keys = [key for key in self.rates if name.startswith(key)]
+            if keys:
+                rates[name] = self.rates[max(keys, key=len)]
+            else:
+                rates[name] = self.largest if name == largest else self.others
+        return rates
+
+
+When = Every | Async | Stale | Layerwise
+
+
+def _is_count(value: object, least: int) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool) and value >= least

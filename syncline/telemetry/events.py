@@ -12,8 +12,9 @@ from typing import Any
 import msgspec
 
 __all__ = [
-    "CheckpointSaved", "Evaluated", "Event", "Logged", "Progress", "RunEnded", "RunStarted", "Summary", "Warned",
-    "WorkerFailure", "WorkerOutput", "WorkerReady", "from_dict", "to_dict", "to_line",
+    "CheckpointSaved", "Contest", "Evaluated", "Event", "Exchanged", "Logged", "Progress", "RunEnded", "RunStarted",
+    "StrategySwitched", "Summary", "Warned", "WorkerFailure", "WorkerOutput", "WorkerReady", "from_dict", "to_dict",
+    "to_line",
 ]  # fmt: skip
 
 
@@ -37,6 +38,8 @@ class WorkerReady(_Event, frozen=True, kw_only=True, tag="worker_ready"):
     pid: int
     parameters: int
     collective: str
+    expected_bytes_per_step: float | None = None
+    """What the worker should send in a step on average, by theory."""
 
 
 class Progress(_Event, frozen=True, kw_only=True, tag="progress"):
@@ -53,6 +56,47 @@ class Progress(_Event, frozen=True, kw_only=True, tag="progress"):
     lr: float | None = None
     bytes_sent: int = 0
     phases: dict[str, float] = {}
+
+
+class Exchanged(_Event, frozen=True, kw_only=True, tag="exchanged"):
+    """What one worker's strategy did since its last event of this kind."""
+
+    rank: int
+    step: int
+    steps: int
+    """How many steps the worker took in this time."""
+    exchanges: int
+    """How often it exchanged."""
+    bytes_sent: int
+    """What it made known to others, as counted at the transport."""
+    bytes_received: int = 0
+    """What a server sent to this worker alone; 0 where what is sent is for everybody."""
+    staleness: dict[int, int] = {}
+    """How many of its updates were applied when so many others had been since the parameters were read."""
+    disagreement: float | None = None
+    """How far its parameters were from what all have in common, relative to that, before the last exchange."""
+
+
+class Contest(_Event, frozen=True, kw_only=True, tag="contest"):
+    """Two models met in a tournament, as seen by one of the two workers."""
+
+    rank: int
+    step: int
+    round: int
+    rival: int
+    own_score: float
+    rival_score: float
+    took_over: bool
+    """Whether this worker goes on with its rival's model."""
+    hyperparameters: dict[str, float] = {}
+    """What it goes on with."""
+
+
+class StrategySwitched(_Event, frozen=True, kw_only=True, tag="strategy_switched"):
+    """From this step on, the workers keep in agreement in another way."""
+
+    step: int
+    strategy: str
 
 
 class Evaluated(_Event, frozen=True, kw_only=True, tag="evaluated"):
@@ -123,8 +167,8 @@ class Summary(_Event, frozen=True, kw_only=True, tag="summary"):
 
 
 Event = (
-    RunStarted | WorkerReady | Progress | Evaluated | Logged | CheckpointSaved | Warned | WorkerOutput | WorkerFailure
-    | RunEnded | Summary
+    RunStarted | WorkerReady | Progress | Exchanged | Contest | StrategySwitched | Evaluated | Logged | CheckpointSaved
+    | Warned | WorkerOutput | WorkerFailure | RunEnded | Summary
 )  # fmt: skip
 
 _encoder = msgspec.json.Encoder()
@@ -143,5 +187,5 @@ def to_dict(event: Event) -> dict[str, Any]:
 
 def from_dict(data: dict[str, Any]) -> Event:
     """The event that `to_dict` or a line of JSON described."""
-    event: Event = msgspec.convert(data, Event)
+    event: Event = msgspec.convert(data, Event, str_keys=True)  # the keys of JSON objects are strings
     return event

@@ -32,6 +32,8 @@ class Recorder:
         self.total_seconds = 0.0
         self.count_bytes: Callable[[], int] = lambda: 0
         """How many bytes this worker has sent in all; whoever sends knows."""
+        self.also_flush: Callable[[bool], None] = lambda is_last: None  # noqa: ARG005  # nobody has asked yet
+        """Called with every flush: with True if nothing more comes for a while."""
         self._bytes_before = 0
         self._events: deque[Event] = deque()
         self._last_mark = self._window_start = time.perf_counter()
@@ -70,10 +72,11 @@ class Recorder:
             self._correct += correct
             self._correct_steps += 1
         if self._last_mark - self._window_start >= _INTERVAL_S:
-            self.flush(position, lr)
+            self.flush(position, lr, is_last=False)
 
-    def flush(self, position: Position, lr: float) -> None:
+    def flush(self, position: Position, lr: float, *, is_last: bool = True) -> None:
         """Make an event of what was added up."""
+        self.also_flush(is_last)
         if self._steps == 0:
             return
         now = time.perf_counter()

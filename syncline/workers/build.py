@@ -31,7 +31,7 @@ __all__ = [
     "build_optimizer",
     "build_schedule",
     "build_sources",
-    "parameter_count",
+    "parameter_shapes",
 ]
 
 Loss = Callable[..., torch.Tensor]
@@ -62,8 +62,8 @@ def build_model(task: Task, train: Source, seed: int) -> nn.Module:
     return model
 
 
-def parameter_count(task: Task) -> int:
-    """How many parameters the task's model has; no memory is taken for them if Syncline makes the model."""
+def parameter_shapes(task: Task) -> dict[str, tuple[int, ...]]:
+    """The shapes of the trained parameters by name; no memory is taken for them if Syncline makes the model."""
     with torch.device("meta"):
         model = task.model if isinstance(task.model, nn.Module) else None
         if isinstance(task.model, Spec) and isinstance(task.data, LocatedData):
@@ -71,7 +71,7 @@ def parameter_count(task: Task) -> int:
             model = zoo.build(task.model.name, info.input_shape, info.classes or 1, **dict(task.model.options))
     if model is None:
         model = build_model(task, build_sources(task)[0], seed=0)
-    return sum(p.numel() for p in model.parameters())
+    return {name: tuple(p.shape) for name, p in model.named_parameters() if p.requires_grad}
 
 
 def build_loss(loss: Spec | Loss) -> Loss:

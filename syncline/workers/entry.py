@@ -19,17 +19,19 @@ from syncline import payload
 from syncline.checkpoint import store
 from syncline.comms.control import Finished, Ticket
 from syncline.errors import ConfigError
+from syncline.plan.plan import Plan
 from syncline.task import Script, Task
 from syncline.telemetry.run_dir import RunDir
 from syncline.workers import own_loop
-from syncline.workers.build import build_model, build_sources, parameter_count
+from syncline.workers.build import build_model, build_sources, parameter_shapes
 from syncline.workers.failure import describe_failure
 from syncline.workers.job import Job
 from syncline.workers.link import Link
 from syncline.workers.loop import train
 from syncline.workers.runtime import Runtime
+from syncline.workers.serve import run_server
 
-__all__ = ["load_trained_model", "parameter_count", "run_worker"]
+__all__ = ["load_trained_model", "parameter_shapes", "run_worker"]
 
 _SAMPLES_SHOWN = 8
 """How many of the samples in flight a failure names: enough to look at, and to see what they have in common."""
@@ -45,6 +47,11 @@ def run_worker(ticket: Ticket) -> int:
         signal.signal(signal.SIGTERM, lambda *_: setattr(link, "stop_wanted", True))
         sys.path[:] = link.welcome.python_path
         os.chdir(link.welcome.working_dir)
+        plan = Plan.from_dict(link.welcome.plan)
+        if link.rank >= plan.size:
+            run_server(link, plan)
+            link.send(Finished(link.rank, stopped_early=False, summary={}))
+            return 0
         runtime = Runtime.connected(link)
         what = payload.read(Path(link.welcome.payload_path))
         stopped_early, summary = _run_script(what, runtime) if isinstance(what, Script) else _run_task(what, runtime)

@@ -8,6 +8,7 @@ number of workers.
 from __future__ import annotations
 
 import io
+import math
 from typing import Any
 
 import numpy as np
@@ -17,10 +18,10 @@ from syncline.algorithms.partition import share, split
 from syncline.comms.collective import Collective
 from syncline.data.source import Source
 from syncline.workers.build import Loss
-from syncline.workers.compute import loss_of, to_device
+from syncline.workers.compute import correct_fraction, loss_of, to_device
 from syncline.workers.metrics import MetricSet
 
-__all__ = ["evaluate"]
+__all__ = ["evaluate", "mean_loss_and_accuracy"]
 
 _BLOCK = 256
 
@@ -58,6 +59,24 @@ def evaluate(
         _learn_outputs(model, metrics, test, device)
     computed = metrics.compute([states for _, _, states in everything])
     return {"test/loss": mean_loss, **{f"test/{name}": value for name, value in computed.items()}}
+
+
+def mean_loss_and_accuracy(
+    model: torch.nn.Module, loss: Loss, source: Source, indices: np.ndarray, device: torch.device
+) -> tuple[float, float]:
+    """Over these samples of `source`, on this worker alone; the accuracy is NaN where there is no such thing."""
+    was_training = model.training
+    model.eval()
+    total_loss, total_correct = 0.0, 0.0
+    with torch.inference_mode():
+        for low, high in split(len(indices), max(1, -(-len(indices) // _BLOCK))):
+            batch = to_device(source.fetch(indices[low:high]), device)
+            value, output, target = loss_of(model, loss, batch)
+            fraction = correct_fraction(output, target)
+            total_loss += float(value) * (high - low)
+            total_correct += (math.nan if fraction is None else fraction) * (high - low)
+    model.train(was_training)
+    return total_loss / len(indices), total_correct / len(indices)
 
 
 def _learn_outputs(model: torch.nn.Module, metrics: MetricSet, test: Source, device: torch.device) -> None:

@@ -11,7 +11,8 @@ from typing import Any, NamedTuple
 
 import torch
 
-from syncline.data.order import Position, SampleOrder, Share
+from syncline.algorithms.partition import share as share_of
+from syncline.data.order import Position, SampleOrder, Share, hold_out
 from syncline.data.prefetch import Ahead, Fetched, InLine, ahead_of
 from syncline.data.source import DatasetSource
 from syncline.errors import NonFiniteLoss, PeerLost
@@ -20,7 +21,7 @@ from syncline.telemetry.events import Evaluated, Warned
 from syncline.workers.batch_norm import has_global_batch_norm, take_part_without_samples
 from syncline.workers.build import build_loss, build_model, build_optimizer, build_schedule, build_sources
 from syncline.workers.compute import correct_fraction, loss_of, pieces, to_device
-from syncline.workers.evaluate import evaluate
+from syncline.workers.evaluate import evaluate, mean_loss_and_accuracy
 from syncline.workers.metrics import MetricSet
 from syncline.workers.runtime import Runtime
 from syncline.workers.step import Outcome, Update
@@ -46,10 +47,18 @@ class Job:
         self.runtime, self.plan = runtime, plan
         self.recorder, self.device = runtime.recorder, runtime.device
         self.train_source, self._test = build_sources(task)
-        self.order = SampleOrder(seed=plan.seed, count=len(self.train_source), batch=plan.batch)
+        kept, held = hold_out(plan.seed, len(self.train_source), plan.held_out) if plan.held_out else (None, None)
+        self.order = SampleOrder(
+            seed=plan.seed, count=len(self.train_source) - plan.held_out, batch=plan.batch, kept=kept
+        )
+        if held is not None:  # every worker has a part of its own to judge models by
+            low, high = share_of(len(held), plan.size, runtime.rank)
+            held = held[low:high]
+        self._held_out = held
         self._loss = build_loss(task.loss)  # type: ignore[arg-type]  # Task.with_defaults has filled it in
         self._metrics = MetricSet(task.metrics)  # type: ignore[arg-type]  # likewise
-        model = build_model(task, self.train_source, plan.seed).to(self.device)
+        # Models that compete start from different weights.
+        model = build_model(task, self.train_source, plan.seed + (runtime.rank if plan.held_out else 0)).to(self.device)
         model.train()
         optimizer = build_optimizer(task, model.parameters())
         self._schedule = build_schedule(
@@ -62,8 +71,15 @@ class Job:
         if state is not None and self._schedule is not None:
             self._schedule.scheduler.load_state_dict(state["schedulers"][0])
         self.metrics: dict[str, float] = dict(state["metrics"]) if state is not None else {}
-        self.replica, self.exchange = runtime.replicate(model, optimizer, state)
-        self.update = Update(self.replica, self.exchange, self.recorder, wishes=runtime, clip_norm=task.clip_norm)
+        self.replica, self.exchange = runtime.replicate(
+            model,
+            optimizer,
+            state,
+            steps_per_epoch=plan.steps_per_epoch,
+            clip_norm=task.clip_norm,
+            score=self._score if held is not None else None,
+        )
+        self._update = Update(self.replica, self.exchange, self.recorder, calls=runtime, clip_norm=task.clip_norm)
         self._evaluated_at = -1
 
     @property
@@ -107,6 +123,12 @@ class Job:
                 total_correct += (fraction or 0.0) * part
         return Local(total_loss, None if fraction is None else total_correct)
 
+    def update(self, share: Share, local: Local) -> Outcome:
+        """Exchange and update."""
+        after = share.position.after(share.batch, self.order.count)
+        is_together = after.cursor == 0 or self.is_complete(after)
+        return self._update(share.weight, local.loss, local.correct, step=after.step, is_together=is_together)
+
     def after_update(self, outcome: Outcome) -> None:
         """Advance the schedule and remember the loss."""
         if outcome.is_finite and outcome.loss is not None:
@@ -144,13 +166,13 @@ class Job:
         if self._test is None or len(self._test) == 0 or self._evaluated_at == position.step:
             return
         start = time.perf_counter()
-        self.exchange.settle()
-        if not self.runtime.has_global_batch_norm:
-            for buffer in self.replica.model.buffers():
-                self.runtime.collective.broadcast_(buffer)  # rank 0's statistics are the run's
-        result = evaluate(
-            self.replica.model, self._loss, self._metrics, self._test, self.runtime.collective, self.device
-        )
+        with self.exchange.shared(), self.replica.log.outside():
+            if not self.runtime.has_global_batch_norm and not self.plan.held_out:
+                for buffer in self.replica.model.buffers():
+                    self.runtime.collective.broadcast_(buffer)  # rank 0's statistics are the run's
+            result = evaluate(
+                self.replica.model, self._loss, self._metrics, self._test, self.runtime.collective, self.device
+            )
         self.metrics.update(result)
         self._evaluated_at = position.step
         if self.runtime.rank == 0:
@@ -165,6 +187,10 @@ class Job:
         """Make a checkpoint, in the background unless it is the last one. All workers call this together."""
         schedulers = [self._schedule.scheduler] if self._schedule is not None else []
         self.runtime.save(position, self.replica, self.exchange, schedulers, self.metrics, is_last=is_last)
+
+    def _score(self) -> tuple[float, float]:
+        assert self._held_out is not None, "asked for in tournaments only"
+        return mean_loss_and_accuracy(self.replica.model, self._loss, self.train_source, self._held_out, self.device)
 
     def _without_samples(self, batch: Any) -> Local:
         """A share without samples adds nothing, but batch-norm layers of the others wait for this worker."""

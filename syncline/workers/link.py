@@ -17,6 +17,10 @@ from syncline.comms.control import (
     Events,
     FromWorker,
     Hello,
+    Meet,
+    MeetingCall,
+    ServerAddresses,
+    ServersRequest,
     Stop,
     StoreAddress,
     StoreRequest,
@@ -48,6 +52,9 @@ class Link:
         self.recorder = Recorder(self.rank)
         self._outbox: queue.SimpleQueue[FromWorker] = queue.SimpleQueue()
         self._stores: queue.Queue[StoreAddress] = queue.Queue()
+        self._servers: queue.Queue[ServerAddresses] = queue.Queue()
+        self.last_meeting = -1
+        """The number of the last meeting that was called."""
         self._aborted = threading.Event()
         self._collective: Collective | None = None
         self._closing = threading.Event()
@@ -68,6 +75,23 @@ class Link:
         except queue.Empty:
             raise SynclineError(f"The coordinator gave no store within {_JOIN_TIMEOUT_S:g} s.") from None
 
+    def request_servers(self) -> list[str]:
+        """Ask the coordinator where the parameter servers are, as soon as all of them are."""
+        self._outbox.put(ServersRequest(self.rank))
+        try:
+            return self._servers.get(timeout=_JOIN_TIMEOUT_S).addresses
+        except queue.Empty:
+            raise SynclineError(f"The parameter servers were not ready within {_JOIN_TIMEOUT_S:g} s.") from None
+
+    def call_meeting(self, number: int) -> None:
+        """Let all workers know of meeting `number`."""
+        self._outbox.put(MeetingCall(self.rank, number))
+
+    @property
+    def is_aborted(self) -> bool:
+        """Whether the run has failed elsewhere."""
+        return self._aborted.is_set()
+
     def send(self, message: FromWorker) -> None:
         """Send when the thread comes round to it, after the telemetry that is waiting."""
         self._outbox.put(message)
@@ -84,6 +108,10 @@ class Link:
                 self.stop_wanted = True
             elif isinstance(message, StoreAddress):
                 self._stores.put(message)
+            elif isinstance(message, ServerAddresses):
+                self._servers.put(message)
+            elif isinstance(message, Meet):
+                self.last_meeting = max(self.last_meeting, message.number)
             elif isinstance(message, Abort):
                 self._aborted.set()
                 if self._collective is not None:

@@ -25,7 +25,7 @@ def train(job: Job) -> Position:
             job.exchange.before_forward()
             local = job.forward_and_backward(share, batch)  # marks "forward" and "backward"
 
-            outcome = job.update(share.weight, local.loss, local.correct)  # marks "exchange" and "update"
+            outcome = job.update(share, local)  # marks "exchange" and "update"
             if not outcome.is_finite:
                 job.on_non_finite(share, local.loss, position)
 

@@ -89,6 +89,7 @@ class Worker:
                 "among the workers. Add the two lines from the README, or start it with plain python."
             )
         prepared.close()
+        prepared.meet()
         prepared.save(is_last=True)
         return self._runtime.summary(prepared.position, {**prepared.metrics, **self._metrics})
 
@@ -114,11 +115,13 @@ class _Prepared:
             for scheduler, saved in zip(schedulers, state["schedulers"], strict=True):
                 scheduler.load_state_dict(saved)
         self.metrics: dict[str, float] = dict(state["metrics"]) if state is not None else {}
-        self.replica, self._exchange = runtime.replicate(model, optimizer, state)
-        self._update = Update(self.replica, self._exchange, runtime.recorder, wishes=runtime, clip_norm=clip_norm)
+        self.order = _order_of(loader, runtime.plan.seed)
+        self.replica, self._exchange = runtime.replicate(
+            model, optimizer, state, steps_per_epoch=self.order.steps_per_epoch, clip_norm=clip_norm
+        )
+        self._update = Update(self.replica, self._exchange, runtime.recorder, calls=runtime, clip_norm=clip_norm)
         self._share: Share | None = None
         self._without_samples = ExitStack()
-        self.order = _order_of(loader, runtime.plan.seed)
         self._batches = PreparedBatches(self, loader)
         self._optimizer = PreparedOptimizer(optimizer, self.step, self.replica.gradients.zero_)
         substitutes = {id(optimizer): self._optimizer, id(loader): self._batches}
@@ -145,12 +148,13 @@ class _Prepared:
             )
         self._without_samples.close()
         self.runtime.recorder.mark("compute")
-        outcome = self._update(share.weight)
-        self._share = None
         self.position = share.position.after(share.batch, self.order.count)
+        limit = self.runtime.plan.total_steps
+        is_together = self.position.cursor == 0 or self.position.step == limit
+        outcome = self._update(share.weight, step=self.position.step, is_together=is_together)
+        self._share = None
         lr = float(self.replica.optimizer.param_groups[0]["lr"])
         self.runtime.recorder.step(self.position, len(share.indices), share.batch, None, None, lr)
-        limit = self.runtime.plan.total_steps
         if outcome.stop or (limit and self.position.step >= limit):
             self.close()
             if outcome.stop:
@@ -162,6 +166,10 @@ class _Prepared:
     def save(self, *, is_last: bool = False) -> None:
         """Make a checkpoint, in the background unless it is the last one."""
         self.runtime.save(self.position, self.replica, self._exchange, self._schedulers, self.metrics, is_last=is_last)
+
+    def meet(self) -> None:
+        """The loop has ended: wait for the others' loops."""
+        self._update.meet(self.position.step)
 
     def close(self) -> None:
         """Nothing more will be fetched."""

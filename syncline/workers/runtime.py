@@ -9,10 +9,10 @@ from __future__ import annotations
 import io
 import os
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
@@ -27,15 +27,20 @@ from syncline.errors import CheckpointError
 from syncline.plan.plan import Plan, WorkerPlan
 from syncline.strategies.carry_out import make_exchange
 from syncline.strategies.exchange import Exchange, Replica
+from syncline.strategies.feasible import is_synchronous_gradients
 from syncline.strategies.gradients import GradientBuffer
 from syncline.strategies.reading import read_strategy
-from syncline.strategies.what import Gradients
+from syncline.strategies.words import expected_bytes_per_step
 from syncline.telemetry.events import CheckpointSaved, Warned, WorkerReady
 from syncline.telemetry.recorder import Recorder
 from syncline.telemetry.run_dir import RunDir
+from syncline.telemetry.strategy_log import StrategyRecorder
 from syncline.workers.batch_norm import synchronise_batch_norm
 from syncline.workers.link import Link
 from syncline.workers.step import RIDERS
+
+if TYPE_CHECKING:
+    from syncline.comms.parameter_server.client import ParameterServers
 
 __all__ = ["Runtime"]
 
@@ -55,11 +60,13 @@ class Runtime:
         self.checkpoint_path: Path | None = None
         self._strategy = read_strategy(plan.strategy)
         # Workers that train by themselves between exchanges do not wait for each other in the middle of a forward pass.
-        self.has_global_batch_norm = plan.batch_norm == "global" and isinstance(self._strategy.what, Gradients)
+        self.has_global_batch_norm = plan.batch_norm == "global" and is_synchronous_gradients(self._strategy)
         self._link: Link | None = None
         self._writer: CheckpointWriter | None = None
         self._last_save_s = time.monotonic()
         self._last_saved_step = 0
+        self._exchange: Exchange | None = None
+        self._servers: ParameterServers | None = None
 
     @classmethod
     def connected(cls, link: Link) -> Runtime:
@@ -87,7 +94,14 @@ class Runtime:
         return cls(_plan_of_one(worker), 0, Solo(), Recorder(0))
 
     def replicate(
-        self, model: torch.nn.Module, optimizer: torch.optim.Optimizer, state: dict[str, Any] | None
+        self,
+        model: torch.nn.Module,
+        optimizer: torch.optim.Optimizer,
+        state: dict[str, Any] | None,
+        *,
+        steps_per_epoch: int,
+        clip_norm: float | None = None,
+        score: Callable[[], tuple[float, float]] | None = None,
     ) -> tuple[Replica, Exchange]:
         """Make `model` and `optimizer` this worker's replica, from a checkpoint's `state` if there is one.
 
@@ -97,28 +111,51 @@ class Runtime:
         if state is not None:
             model.load_state_dict(state["model"])
             optimizer.load_state_dict(state["optimizer"])
+        is_flat = self.plan.size > 1 or self.plan.servers > 0
         try:
-            gradients = GradientBuffer(model.parameters(), self.collective, RIDERS)
+            gradients = GradientBuffer(model.parameters(), self.collective, RIDERS, is_flat=is_flat)
         except SharedMemoryFull as error:
             self.warn(f"Too little shared memory ({error}): exchanging through torch.distributed, which is slower.")
             self.collective = self._open_process_group()
-            gradients = GradientBuffer(model.parameters(), self.collective, RIDERS)
+            gradients = GradientBuffer(model.parameters(), self.collective, RIDERS, is_flat=is_flat)
         if self.has_global_batch_norm:
             synchronise_batch_norm(model, self.collective)
-        replica = Replica(model, optimizer, gradients, self.collective)
+        step = state["position"]["step"] if state is not None else 0
+        log = StrategyRecorder(self.recorder, step)
+        log.count_bytes(lambda: self.collective.bytes_sent)
+        replica = Replica(
+            model,
+            optimizer,
+            gradients,
+            self.collective,
+            seed=self.plan.seed,
+            step=step,
+            steps_per_epoch=steps_per_epoch,
+            clip_norm=clip_norm,
+            score=score,
+            open_servers=self._open_servers if self.plan.servers else None,
+            log=log,
+        )
         exchange = make_exchange(self._strategy, replica)
         exchange.begin()
-        self.recorder.count_bytes = lambda: self.collective.bytes_sent
-        if state is not None and self.rank < len(state["private"]):
-            exchange.load_private_state(state["private"][self.rank])
+        if state is not None:
+            if self.rank < len(state["private"]):
+                exchange.load_private_state(state["private"][self.rank])
+            self.collective.barrier()  # what one worker gives back to a server all others may then fetch
+        log.start()
+        shapes = {name: tuple(p.shape) for name, p in model.named_parameters() if p.requires_grad}
         self.recorder.emit(
             WorkerReady(
                 rank=self.rank,
                 pid=os.getpid(),
                 parameters=sum(p.numel() for p in model.parameters()),
                 collective=type(self.collective).__name__,
+                expected_bytes_per_step=expected_bytes_per_step(
+                    self._strategy, shapes, workers=self.plan.size, optimizer_slots=_slots(optimizer)
+                ),
             )
         )
+        self._exchange = exchange
         return replica, exchange
 
     def load_checkpoint(self) -> tuple[Position, dict[str, Any] | None]:
@@ -145,6 +182,15 @@ class Runtime:
         """Whether the user, or the engine, wants the run to end."""
         return self._link is not None and self._link.stop_wanted
 
+    def call_meeting(self, number: int) -> None:
+        """Let all workers know that there is something to agree on."""
+        if self._link is not None:
+            self._link.call_meeting(number)
+
+    def meeting_called(self, number: int) -> bool:
+        """Whether somebody has called meeting `number`; a worker alone is always met."""
+        return self._link is None or self._link.last_meeting >= number
+
     def save_wanted(self) -> bool:
         """Whether it is time for a checkpoint. Only the first worker says so, and only if it could write one now."""
         if self._writer is None or not self._writer.is_idle:
@@ -170,24 +216,24 @@ class Runtime:
         All workers call this at the same step. What they hold in common is taken from the first one; what each holds
         for itself is gathered there.
         """
-        exchange.settle()
-        private = exchange.private_state()
-        parts = self.collective.gather(_packed(private)) if private is not None else []
-        self._last_save_s, self._last_saved_step = time.monotonic(), position.step
-        if self._writer is None:
-            return
-        state = {
-            "position": {"epoch": position.epoch, "cursor": position.cursor, "step": position.step},
-            "model": replica.model.state_dict(),
-            "optimizer": replica.optimizer.state_dict(),
-            "schedulers": [s.state_dict() for s in schedulers],
-            "private": [_unpacked(part) for part in parts],
-            "metrics": dict(metrics),
-        }
-        if is_last:
-            self._writer.save_last(position.step, state)
-        else:
-            self._writer.save_if_idle(position.step, state)
+        with exchange.shared(), replica.log.outside():
+            private = exchange.private_state()
+            parts = self.collective.gather(_packed(private)) if private is not None else []
+            self._last_save_s, self._last_saved_step = time.monotonic(), position.step
+            if self._writer is None:
+                return
+            state = {
+                "position": {"epoch": position.epoch, "cursor": position.cursor, "step": position.step},
+                "model": replica.model.state_dict(),
+                "optimizer": replica.optimizer.state_dict(),
+                "schedulers": [s.state_dict() for s in schedulers],
+                "private": [_unpacked(part) for part in parts],
+                "metrics": dict(metrics),
+            }
+            if is_last:
+                self._writer.save_last(position.step, state)
+            else:
+                self._writer.save_if_idle(position.step, state)
 
     def summary(self, position: Position, metrics: dict[str, float]) -> dict[str, Any]:
         """What the driver tells at the end."""
@@ -212,6 +258,10 @@ class Runtime:
     def close(self) -> None:
         """Finish the checkpoint being written and leave the others."""
         self.finish_writing()
+        if self._exchange is not None:
+            self._exchange.close()
+        if self.plan.servers:
+            self._open_servers().close()  # also if nothing was ever kept there: a server ends with the last goodbye
         self.collective.close()
 
     def _open_process_group(self) -> Collective:
@@ -219,6 +269,23 @@ class Runtime:
         collective = _process_group(self.plan, self._link)
         self._link.guard(collective)
         return collective
+
+    def _open_servers(self) -> ParameterServers:
+        """The line to the servers, the same for all strategies of a run."""
+        from syncline.comms.parameter_server.client import ParameterServers
+
+        link = self._link
+        assert link is not None, "a script that runs alone has a plan without servers"
+        if self._servers is None:
+            self._servers = ParameterServers(
+                link.request_servers(),
+                bytes.fromhex(link.welcome.secret),
+                rank=self.rank,
+                size=self.plan.size,
+                timeout_s=self.plan.exchange_timeout_s,
+                should_stop=lambda: link.is_aborted,
+            )
+        return self._servers
 
     def _report_saved(self, checkpoint: store.Checkpoint, seconds: float) -> None:
         self.recorder.emit(
@@ -229,6 +296,14 @@ class Runtime:
 
     def _report_not_saved(self, error: CheckpointError) -> None:
         self.recorder.emit(Warned(message=f"{error} Training goes on."))
+
+
+def _slots(optimizer: torch.optim.Optimizer) -> int:
+    """How many numbers the optimiser keeps for each parameter."""
+    settings = optimizer.param_groups[0]
+    if "betas" in settings:
+        return 2
+    return 1 if settings.get("momentum") or "lr_decay" in settings else 0
 
 
 def _packed(state: dict[str, Any]) -> bytes:

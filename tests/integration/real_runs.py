@@ -95,6 +95,35 @@ class FailAt(nn.Module):
         return out
 
 
+class KillServer(nn.Module):
+    """Kills the process of another rank, a parameter server's say, at a given call of forward on the first worker."""
+
+    def __init__(self, net: nn.Module, *, call: int, rank: int) -> None:
+        super().__init__()
+        self.net, self.call, self.rank = net, call, rank
+        self.calls = 0
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        if self.training:
+            self.calls += 1
+            if self.calls == self.call and my_rank() == 0:
+                os.kill(pid_of(self.rank), signal.SIGKILL)
+        out: torch.Tensor = self.net(x)
+        return out
+
+
+def pid_of(rank: int) -> int:
+    """Called in a worker: the process of another rank of the same run, by the log it writes to."""
+    log = Path(os.readlink("/proc/self/fd/1")).with_stem(f"worker-{rank}")
+    for process in Path("/proc").glob("[0-9]*"):
+        try:
+            if os.readlink(process / "fd" / "1") == str(log):
+                return int(process.name)
+        except OSError:
+            continue  # gone, or not ours
+    raise LookupError(f"nobody writes to {log}")
+
+
 def my_rank() -> int:
     """Called in a worker: its rank, from the log it writes to."""
     target = os.readlink("/proc/self/fd/1")

@@ -44,6 +44,22 @@ PREPARED = PLAIN.replace("import torch\n", f"import torch\n{ADDED[0]}\n", 1).rep
 )
 
 
+@pytest.mark.parametrize(
+    "strategy",
+    ["server-sync", "ssp", "hogwild", "gossip", "easgd", "h2o(group=2)", "allreduce until epoch 1, then sparknet(3)"],
+)
+def test_a_loop_of_ones_own_takes_every_strategy(tmp_path, loop, strategy):
+    ran = command("run", str(loop), "--workers", "4", "--strategy", strategy, "--json", cwd=tmp_path)
+    assert ran.code == 0, ran.err
+    assert ran.events[-1]["steps"] == 33
+
+
+def test_a_tournament_says_why_a_loop_of_ones_own_cannot_have_it(tmp_path, loop):
+    ran = command("run", str(loop), "--workers", "2", "--strategy", "ltfb", cwd=tmp_path)
+    assert ran.code == 1
+    assert "Use syncline train" in ran.err
+
+
 @pytest.fixture
 def loop(tmp_path: Path) -> Path:
     path = tmp_path / "loop.py"

@@ -6,37 +6,27 @@ import subprocess
 import sys
 
 import pytest
+from generators import all_strategies
 from hypothesis import given
-from hypothesis import strategies as st
 
-from syncline.algorithms.outer import average, block_momentum, nesterov, sgd
+from syncline.algorithms.outer import nesterov
 from syncline.errors import ConfigError
-from syncline.strategies.how import BF16, Exact, Int8, OneBit, TopK
+from syncline.strategies.how import BF16, TopK
 from syncline.strategies.presets import PRESETS
 from syncline.strategies.reading import read_strategy
 from syncline.strategies.strategy import Strategy
-from syncline.strategies.what import Gradients, Updates
+from syncline.strategies.what import Updates
 from syncline.strategies.when import Every
 
-rates = st.floats(0.001, 2, allow_nan=False)
-momenta = st.floats(0, 0.999)
-outers = st.one_of(
-    st.builds(average),
-    st.builds(sgd, rates),
-    st.builds(nesterov, rates, momenta),
-    st.builds(block_momentum, momenta, rates, st.booleans()),
-)
-hows = st.one_of(st.sampled_from([Exact(), BF16(), Int8(), OneBit()]), st.builds(TopK, st.floats(1e-4, 1)))
-strategies = st.one_of(
-    st.builds(Strategy, what=st.just(Gradients()), how=hows),
-    st.builds(Strategy, what=st.builds(Updates, outers), when=st.builds(Every, st.integers(1, 1000)), how=hows),
-    st.builds(Strategy, what=st.builds(Updates, outers, st.just(True)), when=st.builds(Every, st.integers(1, 9))),
-)
 
-
-@given(strategies)
+@given(all_strategies)
 def test_what_is_printed_is_read_back(strategy):
     assert read_strategy(str(strategy)) == strategy
+
+
+@given(all_strategies)
+def test_what_is_read_back_prints_the_same(strategy):
+    assert str(read_strategy(str(strategy))) == str(strategy)
 
 
 @pytest.mark.parametrize("name", [p.name for p in PRESETS.values()])

@@ -1,0 +1,201 @@
+"""Whole models, in tournaments: LTFB, "let a thousand flowers bloom" (Jacobs, Dryden, Pearce & Van Essen 2017).
+
+Every worker trains a model of its own, from weights of its own, on its part of the data. Every n steps the workers are
+paired at random; the two of a pair send each other their models, each scores both on data that it holds out from
+training for this, and goes on with the better one: its weights, its optimiser's state and its hyper-parameters. Good
+models spread, and nobody ever averages. With `perturb`, whoever has taken over a model varies its hyper-parameters a
+little, as in population-based training (Jaderberg et al. 2017).
+
+What the workers have in common, for evaluation and at the end, is the best model: the one with the best score on all
+the held-out data together.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+
+from syncline.algorithms.brackets import draw, perturb, rival_wins
+from syncline.algorithms.mixing import Mixing
+from syncline.strategies.exchange import PlainExchange, Replica
+from syncline.strategies.what import Models
+
+__all__ = ["Compete"]
+
+_LIMITS = {"momentum": (0.0, 0.999)}
+"""What varied hyper-parameters must keep within."""
+
+
+class Compete(PlainExchange):
+    """An `Exchange`: models are trained apart and meet every n steps."""
+
+    def __init__(self, replica: Replica, what: Models, steps: int) -> None:
+        super().__init__(replica)
+        assert replica.score is not None, "the planner refuses tournaments where nothing can be scored"
+        self._what, self._steps, self._score = what, steps, replica.score
+        self._step = replica.step
+        # A schedule sets the learning rate anew in every step, so what varies is a factor on whatever it says.
+        self._lr_factor = 1.0
+        self._lrs: list[float] = []
+        self._own: list[torch.Tensor] | None = None
+
+    def begin(self) -> None:
+        """Everybody keeps the weights it has: different ones. With `perturb`, hyper-parameters differ, too."""
+        if self._what.perturb is not None:
+            self._vary(round=0)
+
+    def before_update(self, weight: float) -> bool:
+        """Take the learning rate times this model's factor."""
+        del weight
+        self._lrs = [group["lr"] for group in self.replica.optimizer.param_groups]
+        for group in self.replica.optimizer.param_groups:
+            group["lr"] = group["lr"] * self._lr_factor
+        return False
+
+    def after_update(self, weight: float) -> bool:
+        """Give the learning rate back to the schedule, and hold a tournament if it is time."""
+        for group, lr in zip(self.replica.optimizer.param_groups, self._lrs, strict=True):
+            group["lr"] = lr
+        self._step += 1
+        if self._step % self._steps:
+            return False
+        self._tournament(self._step // self._steps)
+        self.replica.collective.sum_(self.replica.gradients.riders, weight)
+        return True
+
+    @contextmanager
+    def shared(self) -> Iterator[None]:
+        """The best model; afterwards everybody has its own again."""
+        self._own = [t.clone() for t in self._model_tensors()]
+        self._adopt_best()
+        try:
+            yield
+        finally:
+            _overwrite(self._model_tensors(), self._own)
+            self._own = None
+
+    def settle(self) -> None:
+        """The best model."""
+        self._adopt_best()
+
+    def private_state(self) -> dict[str, Any]:
+        """This worker's model, optimiser and hyper-parameters."""
+        own = self._own if self._own is not None else [t.clone() for t in self._model_tensors()]
+        return {"own": own, "optimizer": self.replica.optimizer.state_dict(), "lr_factor": self._lr_factor}
+
+    def load_private_state(self, state: dict[str, Any]) -> None:
+        """Take them up again."""
+        _overwrite(self._model_tensors(), state["own"])
+        self.replica.optimizer.load_state_dict(state["optimizer"])
+        self._lr_factor = state["lr_factor"]
+
+    def _tournament(self, round: int) -> None:
+        collective = self.replica.collective
+        bracket = draw(range(collective.size), round, self.replica.seed)
+        # Handing over models is a mixing in which everybody takes all of its rival's and nothing of its own.
+        mixing: Mixing = {}
+        for rank in range(collective.size):
+            other = bracket.rival_of(rank)
+            mixing[rank] = {rank if other is None else other: 1.0}
+        tensors = self._all_tensors()
+        numel = sum(t.numel() for t in tensors)
+        if len(set(collective.gather(b"%d" % numel))) > 1:
+            # Somebody's every loss so far was NaN, so that its optimiser remembers nothing yet: let it be.
+            tensors = self._model_tensors()
+        own, own_settings = [t.clone() for t in tensors], self._hyperparameters()
+        own_score = self._score_now()
+        theirs = self._pack(own, own_settings)
+        collective.mix_(theirs, mixing)
+        rival = bracket.rival_of(collective.rank)
+        if rival is None:
+            return  # a bye
+        settings = self._unpack_into(tensors, theirs, own_settings)
+        rival_score = self._score_now()
+        took_over = rival_wins(own_score, rival_score, lower_is_better=self._what.score == "loss")
+        if took_over:
+            self._take(settings)
+            if self._what.perturb is not None:
+                self._vary(round)
+        else:
+            _overwrite(tensors, own)
+        self.replica.log.exchanged()
+        self.replica.log.contest(
+            round=round,
+            rival=rival,
+            own_score=own_score,
+            rival_score=rival_score,
+            took_over=took_over,
+            hyperparameters=self._hyperparameters(),
+        )
+
+    def _score_now(self) -> float:
+        loss, accuracy = self._score()
+        return loss if self._what.score == "loss" else accuracy
+
+    def _adopt_best(self) -> None:
+        """Everybody scores its own on its own data; that is a fair comparison as far as the parts are alike."""
+        collective = self.replica.collective
+        score = self._score_now()
+        worth = -score if self._what.score == "loss" else score
+        worths = torch.full((collective.size,), 0.0, dtype=torch.float64)
+        worths[collective.rank] = worth if math.isfinite(worth) else -1e300
+        with self.replica.log.outside():
+            collective.sum_(worths)
+            best = int(worths.argmax())
+            for tensor in self._model_tensors():
+                collective.broadcast_(tensor, best)
+
+    def _hyperparameters(self) -> dict[str, float]:
+        group = self.replica.optimizer.param_groups[0]
+        others = {k: group.get(k) for k in ("momentum", "weight_decay")}
+        return {
+            "lr_factor": self._lr_factor,
+            **{k: float(v) for k, v in others.items() if isinstance(v, (int, float))},
+        }
+
+    def _take(self, settings: Mapping[str, float]) -> None:
+        self._lr_factor = settings["lr_factor"]
+        for group in self.replica.optimizer.param_groups:
+            for name, value in settings.items():
+                if name in group:
+                    group[name] = value
+
+    def _vary(self, round: int) -> None:
+        assert self._what.perturb is not None
+        settings = {k: v for k, v in self._hyperparameters().items() if v != 0.0}
+        rank, seed = self.replica.collective.rank, self.replica.seed
+        self._take(perturb(settings, round=round, rank=rank, seed=seed, factor=self._what.perturb, limits=_LIMITS))
+
+    def _model_tensors(self) -> list[torch.Tensor]:
+        return [t.detach() for t in [*self.replica.model.parameters(), *self.replica.model.buffers()]]
+
+    def _all_tensors(self) -> list[torch.Tensor]:
+        """The model and the optimiser's state, in the same order on every worker."""
+        slots = [self.replica.optimizer.state.get(p, {}) for p in self.replica.gradients.parameters]
+        state = [v for slot in slots for _, v in sorted(slot.items()) if isinstance(v, torch.Tensor)]
+        return [*self._model_tensors(), *state]
+
+    def _pack(self, tensors: list[torch.Tensor], settings: Mapping[str, float]) -> torch.Tensor:
+        numbers = torch.tensor([settings[name] for name in sorted(settings)])
+        # A counter of batches, the only whole number in a model, is exact in float32 up to 16 million.
+        return torch.cat([t.reshape(-1).to("cpu", torch.float32) for t in tensors] + [numbers])
+
+    def _unpack_into(
+        self, tensors: list[torch.Tensor], packed: torch.Tensor, settings: Mapping[str, float]
+    ) -> dict[str, float]:
+        offset = 0
+        with torch.no_grad():
+            for tensor in tensors:
+                tensor.copy_(packed[offset : offset + tensor.numel()].view(tensor.shape))
+                offset += tensor.numel()
+        return dict(zip(sorted(settings), packed[offset:].tolist(), strict=True))
+
+
+def _overwrite(tensors: list[torch.Tensor], values: list[torch.Tensor]) -> None:
+    with torch.no_grad():
+        for tensor, value in zip(tensors, values, strict=True):
+            tensor.copy_(value)

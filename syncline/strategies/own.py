@@ -1,0 +1,229 @@
+"""`Own`: a user's own strategy by where it is, and `AnyStrategy`: everything that a strategy can be.
+
+    my_strategy.py:Partial(tau=5)          a class or function in a file
+    my_package.my_module:Partial           in a module that Python can import
+
+Here: the type, its text form, and making the strategy. Not here: what such a strategy must do (`exchange.py`).
+"""
+
+from __future__ import annotations
+
+import ast
+import contextlib
+import hashlib
+import importlib
+import importlib.util
+import inspect
+import keyword
+import os
+import re
+import sys
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+from syncline.errors import ConfigError, UnknownName, nearest
+from syncline.strategies.hierarchy import Hierarchy
+from syncline.strategies.strategy import Strategy
+from syncline.strategies.switching import Switching
+
+__all__ = ["AnyStrategy", "Own", "literal"]
+
+
+@dataclass(frozen=True)
+class Own:
+    """A strategy that the user wrote: `name` in the file or module `where`, called with these arguments.
+
+    >>> str(Own("my_strategy.py", "Partial", settings={"tau": 5}))
+    'my_strategy.py:Partial(tau=5)'
+    """
+
+    where: str
+    name: str
+    arguments: tuple[Any, ...] = field(default=(), hash=False)
+    settings: Mapping[str, Any] = field(default_factory=dict, hash=False)
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "arguments", tuple(self.arguments))
+        object.__setattr__(self, "settings", dict(self.settings))
+        if not _is_place(self.where):
+            raise ConfigError(
+                f"{self.where!r} is neither a file nor a module. Write where your strategy is as 'my_strategy.py:Name' "
+                "or 'my_package.my_module:Name'; quotes, brackets, bars and ' + ' cannot be part of it."
+            )
+        if not _is_identifier(self.name):
+            raise ConfigError(
+                f"{self.name!r} is no name of a class or function. Write, for example, '{self.where}:Name'."
+            )
+        for name in self.settings:
+            if not isinstance(name, str) or not _is_identifier(name):
+                raise ConfigError(f"{name!r} is no name of a setting of {self.where}:{self.name}.")
+        for value in (*self.arguments, *self.settings.values()):
+            if not _survives_printing(value):
+                raise ConfigError(
+                    f"{self.where}:{self.name} is to get {value!r}, but only plain values reach a worker: numbers, "
+                    "texts, True, False, None, and lists, tuples and dicts of these."
+                )
+
+    def __str__(self) -> str:
+        parts = [*map(repr, self.arguments), *(f"{name}={value!r}" for name, value in self.settings.items())]
+        return f"{self.where}:{self.name}" + (f"({', '.join(parts)})" if parts else "")
+
+    def make(self) -> Any:
+        """The strategy itself: an object with a method `exchange(replica)`."""
+        where = f"{self.where}:{self.name}"
+        module = _load(self.where)
+        if not hasattr(module, self.name):
+            public = [name for name, value in vars(module).items() if callable(value) and not name.startswith("_")]
+            raise UnknownName.among(f"class or function in {self.where} named", self.name, public)
+        maker = getattr(module, self.name)
+        if not callable(maker):
+            raise ConfigError(
+                f"{where} is of type {type(maker).__name__}, but a class or function is wanted that makes a strategy."
+            )
+        _check_arguments(where, maker, self.arguments, self.settings)
+        try:
+            made = maker(*self.arguments, **self.settings)
+        except ConfigError:
+            raise
+        except Exception as error:
+            raise ConfigError(
+                f"{self} could not be made: {type(error).__name__}: {error}. Its values may be out of range, or there "
+                f"is a mistake in {self.where}."
+            ) from error
+        _check_exchange(where, made)
+        return made
+
+
+AnyStrategy = Strategy | Hierarchy | Switching | Own
+"""Everything that a strategy can be."""
+
+
+def literal(node: ast.expr) -> Any:
+    """A plain value as Python prints it, also `inf` and `nan`, for which it has no literals; `ValueError` otherwise."""
+    return ast.literal_eval(_Infinities().visit(node))
+
+
+class _Infinities(ast.NodeTransformer):
+    def visit_Name(self, node: ast.Name) -> ast.expr:  # the name is ast's
+        return ast.Constant(float(node.id)) if node.id in ("inf", "nan") else node
+
+
+def _is_identifier(text: str) -> bool:
+    return text.isidentifier() and not keyword.iskeyword(text)
+
+
+def _is_file(where: str) -> bool:
+    return where.endswith(".py") or "/" in where or "\\" in where
+
+
+def _is_place(where: object) -> bool:
+    if not isinstance(where, str) or where != where.strip():
+        return False
+    if _is_file(where):
+        return where.isprintable() and not re.search(r"""[()\[\]{}'"|=,]|\s\+\s|\suntil\b""", where)
+    return all(_is_identifier(part) for part in where.split("."))
+
+
+def _survives_printing(value: Any) -> bool:
+    try:
+        return bool(literal(ast.parse(repr(value), mode="eval").body) == value)
+    except (SyntaxError, ValueError, TypeError, RecursionError, MemoryError):
+        return False
+
+
+def _load(where: str) -> ModuleType:
+    """The module, or the file as a module; run once however often it is asked for."""
+    if not _is_file(where):
+        with _importing_from(Path.cwd()):
+            try:
+                return importlib.import_module(where)
+            except ModuleNotFoundError as error:
+                if error.name is None or not f"{where}.".startswith(f"{error.name}."):
+                    raise _not_imported(where, error) from error  # it is there, but something that it imports is not
+                raise ConfigError(
+                    f"There is no module {error.name!r}, so {where} cannot be imported. Give a file, such as "
+                    f"'{where.rpartition('.')[2]}.py:Name', or start where Python finds the module (not {Path.cwd()})."
+                ) from None
+            except Exception as error:
+                raise _not_imported(where, error) from error
+    path = Path(where).expanduser()
+    if not path.is_file():
+        there = [p.name for p in path.parent.glob("*.py")] if path.parent.is_dir() else []
+        close = nearest(path.name, there, count=1)
+        hint = f" Did you mean '{path.with_name(close[0])}'?" if close else " Check the path; it starts from there."
+        raise ConfigError(f"There is no file '{where}' in {Path.cwd()}.{hint}")
+    path = path.resolve()
+    name = f"syncline_own_{path.stem}_{hashlib.sha256(os.fsencode(path)).hexdigest()[:8]}"
+    if name in sys.modules:
+        return sys.modules[name]
+    spec = importlib.util.spec_from_file_location(name, path)
+    if spec is None or spec.loader is None:
+        raise ConfigError(f"'{where}' is no Python file. Its name must end in .py.")
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[name] = module  # dataclasses and pickle look modules up by name
+    with _importing_from(path.parent):
+        try:
+            spec.loader.exec_module(module)
+        except Exception as error:
+            del sys.modules[name]
+            raise _not_imported(where, error) from error
+    return module
+
+
+@contextlib.contextmanager
+def _importing_from(folder: Path) -> Iterator[None]:
+    """As when Python runs a script: what lies beside it can be imported."""
+    sys.path.insert(0, str(folder))
+    try:
+        yield
+    finally:
+        with contextlib.suppress(ValueError):
+            sys.path.remove(str(folder))
+
+
+def _not_imported(where: str, error: Exception) -> ConfigError:
+    command = f"python {where}" if _is_file(where) else f"python -m {where}"
+    return ConfigError(
+        f"{where} could not be imported: {type(error).__name__}: {error}. Run '{command}' to see where it goes wrong."
+    )
+
+
+def _check_arguments(where: str, maker: Any, arguments: tuple[Any, ...], settings: Mapping[str, Any]) -> None:
+    try:
+        signature = inspect.signature(maker)
+    except (TypeError, ValueError):
+        return  # something built in, which does not tell; calling it will
+    takes = f"It takes: {', '.join(signature.parameters) or 'nothing'}."
+    takes_any = any(p.kind is p.VAR_KEYWORD for p in signature.parameters.values())
+    for name in settings:
+        if name not in signature.parameters and not takes_any:
+            close = nearest(name, signature.parameters)
+            hint = f" Did you mean {close[0]!r}?" if close else ""
+            raise ConfigError(f"{where} has no setting {name!r}.{hint} {takes}")
+    try:
+        signature.bind(*arguments, **settings)
+    except TypeError as error:
+        raise ConfigError(f"{where} cannot be used so: {error}. {takes}") from None
+
+
+def _check_exchange(where: str, made: Any) -> None:
+    exchange = getattr(made, "exchange", None)
+    explanation = (
+        "Write a class with 'def exchange(self, replica)' that returns what this worker does at each moment of a step."
+    )
+    if not callable(exchange):
+        raise ConfigError(
+            f"{where} makes a {type(made).__name__}, which has no method 'exchange(replica)', and without it Syncline "
+            f"does not know what its workers should do. {explanation}"
+        )
+    try:
+        inspect.signature(exchange).bind(None)
+    except TypeError as error:
+        raise ConfigError(
+            f"The method exchange of {where} must take one argument, the worker's replica, but: {error}. {explanation}"
+        ) from None
+    except ValueError:
+        pass  # something built in, which does not tell

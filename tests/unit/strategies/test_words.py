@@ -1,0 +1,121 @@
+"""Strategies in words, and how many bytes they send by theory."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+from generators import all_strategies
+from hypothesis import given
+from hypothesis import strategies as st
+
+from syncline.algorithms import codecs
+from syncline.strategies.own import Own
+from syncline.strategies.reading import read_strategy
+from syncline.strategies.words import bytes_per_exchange, expected_bytes_per_step, in_words
+
+SHAPES = {"conv.weight": (8, 1, 5, 5), "conv.bias": (8,), "fc.weight": (120, 400), "fc.bias": (120,)}
+NUMEL = sum(math.prod(shape) for shape in SHAPES.values())
+EXACT = 4 * NUMEL
+
+
+def told(text: str, workers: int = 4) -> str:
+    return "\n".join(in_words(read_strategy(text), workers, SHAPES))
+
+
+def expected(text: str, workers: int = 4, **more: int) -> float | None:
+    return expected_bytes_per_step(read_strategy(text), SHAPES, workers=workers, **more)
+
+
+@given(all_strategies, st.integers(1, 9))
+def test_every_strategy_can_be_told_and_counted(strategy, workers):
+    assert in_words(strategy, workers, SHAPES)
+    figure = expected_bytes_per_step(strategy, SHAPES, workers=workers)
+    assert figure is None if isinstance(strategy, Own) else figure >= 0
+    if workers == 1 and not isinstance(strategy, Own):
+        assert figure == 0
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ("allreduce", ["all workers sum their gradients"]),
+        ("sparknet", ["Every 10 steps all workers average what they have changed"]),
+        ("iterative-reduce", ["The optimisers' own state is averaged, too."]),
+        ("server-sync", ["pushes its gradients to the server", "When all have come, it steps", "pulls"]),
+        ("server-sync(shards=3)", ["the 3 servers (each holds a part of the model)", "they step with"]),
+        ("downpour", ["every 4 steps (until then they add up)", "adagrad(lr=0.01)"]),
+        ("ssp", ["more than 3 steps ahead of the slowest"]),
+        ("ssp(0)", ["When all have come"]),
+        ("layerwise(rates={'fc': 4}) | server", ["named fc... every 4 steps", "the largest parameter every 2 steps"]),
+        ("hogwild", ["one copy of the parameters in shared memory", "Nothing is sent."]),
+        ("gossip(topology=ring)", ["'ring'", "to 2 others"]),
+        ("gossip", ["to 1 other"]),
+        ("gossip(asynchronous=True)", ["every second worker averages"]),
+        ("easgd", ["meets the centre at the server", "elastic(rate=0.225)"]),
+        ("ltfb(perturb=1.2)", ["paired at random", "lower loss", "2% of the training data", "a factor of up to 1.2"]),
+        ("h2o", ["Inside a group:", "Nothing is sent.", "Across groups", "Every 5 steps"]),
+        ("allreduce until epoch 1, then sparknet", ["Until epoch 1:", "Then:"]),
+        ("my.py:Mine", ["Mine in my.py decides"]),
+    ],
+)
+def test_words_say_who_sends_what_to_whom_and_when(text, words):
+    for part in words:
+        assert part in told(text)
+
+
+def test_one_worker_exchanges_nothing_and_an_odd_one_has_no_rival():
+    assert told("sparknet", workers=1) == "There is only one worker: nothing is exchanged."
+    assert "one of them has no rival" in told("ltfb", workers=3)
+
+
+@pytest.mark.parametrize(
+    ("text", "a_step"),
+    [
+        ("allreduce", EXACT),
+        ("allreduce + onebit", codecs.OneBit().wire_bytes(NUMEL)),
+        ("allreduce + powersgd(2)", codecs.PowerSGD(2).cut(list(SHAPES.values())).wire_bytes),
+        ("sparknet(10)", EXACT / 10),
+        ("diloco(50)", codecs.Int8().wire_bytes(NUMEL) / 50),
+        ("server-sync", EXACT),
+        ("server-async + topk(0.01)", codecs.TopK(0.01).wire_bytes(NUMEL)),
+        ("downpour(push=4, fetch=2)", EXACT / 4),
+        ("ssp", EXACT),
+        ("easgd(tau=10)", EXACT / 10),
+        ("nexus", EXACT - 4 * 48000 / 2),
+        ("layerwise(rates={'fc': 4}) | server", 4 * (208 + 48120 / 4)),
+        ("hogwild", 0),
+        ("gossip", EXACT),
+        ("gossip(topology=ring)", 2 * EXACT),
+        ("gossip(topology=static-exponential)", 2 * EXACT),
+        ("gossip(asynchronous=True)", EXACT),
+        ("ltfb(100)", EXACT / 100),
+        ("h2o(steps=5)", EXACT / 5 / 2),
+        # Every worker inside; of two workers one, the leader, across; and it passes the sum on.
+        ("hierarchy(allreduce, allreduce)", 2 * EXACT),
+        ("allreduce until epoch 1, then sparknet", EXACT / 10),
+    ],
+)
+def test_bytes_a_step_are_what_theory_says(text, a_step):
+    assert expected(text) == pytest.approx(a_step)
+
+
+def test_the_optimisers_state_is_counted_where_it_travels():
+    assert expected("iterative-reduce", optimizer_slots=1) == pytest.approx(2 * EXACT / 5)
+    assert expected("ltfb(10)", optimizer_slots=2) == pytest.approx(3 * EXACT / 10)
+    assert expected("sparknet", optimizer_slots=1) == pytest.approx(EXACT / 10)
+
+
+def test_an_odd_number_of_workers_leaves_one_out():
+    assert expected("ltfb(10)", workers=3) == pytest.approx(EXACT / 10 * 2 / 3)
+    assert expected("gossip(topology=random)", workers=5) == pytest.approx(EXACT * 4 / 5)
+
+
+def test_shapes_may_be_named_listed_or_only_counted():
+    strategy = read_strategy("allreduce + int8")
+    assert (
+        bytes_per_exchange(strategy, SHAPES)
+        == bytes_per_exchange(strategy, list(SHAPES.values()))
+        == bytes_per_exchange(strategy, NUMEL)
+    )
+    assert f"{NUMEL:,} parameters" in "\n".join(in_words(strategy, 2, NUMEL))
