@@ -5,7 +5,7 @@ VENV   := .venv
 BIN    := $(VENV)/bin
 READY  := $(VENV)/.ready
 
-.PHONY: setup demo test lint bench picture clean
+.PHONY: setup demo test lint bench strategies-table picture clean
 
 setup: $(READY)
 
@@ -28,6 +28,10 @@ test: lint
 
 bench: $(READY)
 	$(BIN)/syncline bench
+
+# Trains LeNet on MNIST with every strategy in turn, so it takes a while; Ctrl-C keeps what was measured by then.
+strategies-table: $(READY)
+	$(BIN)/syncline strategies --compare --out docs/strategies-table.md
 
 picture: $(READY)
 	$(BIN)/python docs/make_picture.py

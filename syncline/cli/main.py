@@ -16,7 +16,7 @@ import typer
 
 from syncline import __version__
 from syncline.cli.flags import with_run_options
-from syncline.errors import Interrupted, SynclineError
+from syncline.errors import ConfigError, Interrupted, SynclineError
 from syncline.telemetry.events import Event, RunEnded
 from syncline.view.observer import Observer
 
@@ -144,17 +144,88 @@ def explain(task: _What, data: _Data = None, data_dir: _DataDir = None, *, setti
 
 
 @app.command()
-def strategies() -> None:
+def strategies(
+    run: Annotated[
+        Path | None, typer.Option(metavar="RUN", help="Tell what the strategy of this run did; a run directory.")
+    ] = None,
+    compare: Annotated[
+        bool, typer.Option("--compare", help="Train with each strategy in turn, and make a table of how they fared.")
+    ] = False,
+    only: Annotated[
+        list[str] | None, typer.Option(metavar="NAME", help="Compare this strategy; may be given several times.")
+    ] = None,
+    model: Annotated[str | None, typer.Option(help="Compare on this model. Default: lenet.")] = None,
+    data: Annotated[str | None, typer.Option("--data", "-d", help="Compare on this data. Default: mnist.")] = None,
+    workers: Annotated[
+        int | None, typer.Option("--workers", "-w", help="Compare with so many workers. Default: 4; hogwild takes 2.")
+    ] = None,
+    epochs: Annotated[
+        int | None, typer.Option("--epochs", "-e", help="Compare over so many epochs. Default: 5.")
+    ] = None,
+    seed: Annotated[int | None, typer.Option(help="Compare with this seed. Default: 0.")] = None,
+    out: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="FILE", help="The comparison as Markdown, with JSON beside it. Default: in runs/compare-TIME."
+        ),
+    ] = None,
+    json: Annotated[
+        bool, typer.Option("--json", help="With --run, one JSON object; with --compare, one a line, the table last.")
+    ] = False,
+) -> None:
     """The ways to keep workers in agreement, by name: after which system, and the four answers.
 
     What they are made of can be put together freely: --strategy "updates | every(20) | int8"
+
+    --run tells what the strategy of a run did: exchanges, bytes, staleness,
+    disagreement between the workers, tournament. The run may be going on.
+
+    --compare trains the same model with one strategy after the other. With the
+    defaults that takes a while; Ctrl-C keeps what was measured by then.
+
+    syncline strategies
+    syncline strategies --run runs/lenet-mnist-20260101-120000
+    syncline strategies --compare --only allreduce --only sparknet --epochs 2
     """
-    from syncline.cli.tables import strategy_table
+    settings = {"model": model, "data": data, "workers": workers, "epochs": epochs, "seed": seed}
+    given: dict[str, Any] = {name: value for name, value in settings.items() if value is not None}
+    needs_compare = [*given, *(["only"] if only else []), *(["out"] if out else [])]
+    if run and compare:
+        raise ConfigError("--run tells of one run and --compare makes new ones. Give one of the two.")
+    if needs_compare and not compare:
+        raise ConfigError(f"--{needs_compare[0]} is a setting of a comparison. Add --compare, or leave it out.")
+    if json and not (run or compare):
+        raise ConfigError("--json goes with --run RUN or with --compare. Add one of them, or leave it out.")
+    if run:
+        from syncline.telemetry.run_dir import RunDir
+        from syncline.view.strategy_report import account_of, as_json, show
 
-    typer.echo(strategy_table())
+        account = account_of(RunDir.existing(run).read_events())
+        if json:
+            typer.echo(as_json(account))
+        else:
+            show(account, sys.stdout)
+    elif compare:
+        from syncline.bench import compare_strategies
+
+        try:
+            compare_strategies.compare(
+                compare_strategies.Settings(**given), only=only or (), out=out, as_json=json,
+                download_progress=_download_progress(json),
+            )  # fmt: skip
+        except Interrupted as stopped:
+            _complain(str(stopped), label="")
+            raise typer.Exit(130) from stopped
+    else:
+        from syncline.cli.tables import strategy_table
+
+        typer.echo(strategy_table())
 
 
-@app.command(epilog="Suites: startup (command to first training step), overhead (the built-in loop's cost per step).")
+@app.command(
+    epilog="Suites: startup (command to first training step), overhead (the built-in loop's cost per step), servers "
+    "(parameter servers, against gloo)."
+)
 def bench(
     suites: Annotated[
         list[str] | None, typer.Argument(metavar="SUITE", help="What to measure. Default: everything.")

@@ -70,6 +70,27 @@ def test_the_demo_of_the_readme_reaches_97_percent_and_says_what_to_type_next(tm
     assert "epoch 40/40" in syncline(*following[1].split(), cwd=tmp_path), "what it says to type next works"
 
 
+def test_the_strategy_example_is_what_the_page_shows_in_under_60_lines_and_trains(tmp_path):
+    source = (EXAMPLES / "my_strategy.py").read_text()
+    page = (ROOT / "docs" / "adding-a-strategy.md").read_text()
+    assert f"```python\n{source}```" in page
+    assert len(source.splitlines()) < 60
+    (command,) = re.findall(r"^syncline (train .*)$", page, re.M)
+    shutil.copytree(EXAMPLES, tmp_path / "examples")
+    out = syncline(*shlex.split(command), "--epochs", "4", "--json", cwd=tmp_path)
+    last = json.loads(out.splitlines()[-1])
+    assert last["metrics"]["test/accuracy"] > 0.8
+    told = syncline("strategies", "--run", last["run_dir"], "--json", cwd=tmp_path)
+    assert "exchanges" in told
+
+
+def test_the_strategy_example_passes_the_contract_as_the_page_says():
+    page = (ROOT / "docs" / "adding-a-strategy.md").read_text()
+    check = re.findall(r"```python\n(.*?)```", page, re.S)[-1]
+    assert "check_strategy" in check
+    run([sys.executable, "-c", check], ROOT)
+
+
 def commands_of_the_readme() -> list[str]:
     blocks = re.findall(r"```(?:sh|bash|console)\n(.*?)```", README, re.S)
     lines = [line.partition("#")[0].strip() for block in blocks for line in block.splitlines()]
