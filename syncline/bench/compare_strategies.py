@@ -28,7 +28,7 @@ from syncline.task import Task
 from syncline.telemetry.events import Event, Warned
 from syncline.telemetry.run_dir import RunDir
 from syncline.view.state import RunState
-from syncline.view.strategy_report import account_of
+from syncline.view.strategy_account import account_of
 from syncline.view.stream import unbreakable
 from syncline.view.words import accuracy, clean, count, duration, headline, rate
 

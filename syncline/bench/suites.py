@@ -26,6 +26,7 @@ class Entry(NamedTuple):
 SUITES = {
     "startup": Entry("syncline.bench.startup", "from the command to the first training step, against torchrun and DDP"),
     "overhead": Entry("syncline.bench.overhead", "the built-in loop's cost per step, against a loop written by hand"),
+    "stragglers": Entry("syncline.bench.stragglers", "what slow workers cost, waiting for all or within a bound"),
     "servers": Entry("syncline.bench.servers", "parameter servers: round trips and updates a second, against gloo"),
 }
 

@@ -198,7 +198,8 @@ def strategies(
         raise ConfigError("--json goes with --run RUN or with --compare. Add one of them, or leave it out.")
     if run:
         from syncline.telemetry.run_dir import RunDir
-        from syncline.view.strategy_report import account_of, as_json, show
+        from syncline.view.strategy_account import account_of
+        from syncline.view.strategy_report import as_json, show
 
         account = account_of(RunDir.existing(run).read_events())
         if json:
@@ -224,7 +225,7 @@ def strategies(
 
 @app.command(
     epilog="Suites: startup (command to first training step), overhead (the built-in loop's cost per step), servers "
-    "(parameter servers, against gloo)."
+    "(parameter servers, against gloo), stragglers (what slow workers cost)."
 )
 def bench(
     suites: Annotated[

@@ -19,7 +19,8 @@ from syncline.cli.main import app
 from syncline.errors import ConfigError
 from syncline.telemetry.events import Contest, Event, Exchanged, RunEnded, RunStarted, StrategySwitched, WorkerReady
 from syncline.telemetry.run_dir import EventLog, RunDir
-from syncline.view.strategy_report import Ancestor, Staleness, StrategyAccount, account_of, as_json, as_lines, show
+from syncline.view.strategy_account import Ancestor, Staleness, StrategyAccount, account_of
+from syncline.view.strategy_report import as_json, as_lines, show
 
 
 def exchanged(rank: int, step: int, *, steps: int = 10, sent: int = 1000, **more: Any) -> Exchanged:
