@@ -12,14 +12,17 @@ from syncline.strategies.exchange import Exchange, Replica
 from syncline.strategies.hierarchy import Hierarchy
 from syncline.strategies.how import Exact
 from syncline.strategies.levels import in_levels
-from syncline.strategies.mix_neighbours import MixAtAnyTime, MixNeighbours
+from syncline.strategies.mix_at_any_time import MixAtAnyTime
+from syncline.strategies.mix_neighbours import MixNeighbours
 from syncline.strategies.own import AnyStrategy, Own
+from syncline.strategies.pull_elastic import PullElastic
+from syncline.strategies.push_and_fetch import PushAndFetch
 from syncline.strategies.share_memory import ShareMemory
 from syncline.strategies.strategy import Strategy
+from syncline.strategies.sum_at_server import SumAtServer
 from syncline.strategies.sum_gradients import SumGradients
 from syncline.strategies.switching import Switching, Until
 from syncline.strategies.take_turns import TakeTurns, Turn
-from syncline.strategies.through_server import PullElastic, PushAndFetch, SumAtServer
 from syncline.strategies.what import Models, Updates
 from syncline.strategies.when import Every, Stale
 from syncline.strategies.whom import Everyone, Memory, Neighbours, Rivals, Server
