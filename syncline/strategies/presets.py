@@ -42,11 +42,11 @@ def _server_async(shards: int = 1) -> Strategy:
     return Strategy(what=Gradients(), when=Async(), whom=Server(shards))
 
 
-def _downpour(push: int = 4, fetch: int = 4, shards: int = 1, lr: float = 0.01) -> Strategy:
+def _downpour(push: int = 4, fetch: int = 4, shards: int = 1, lr: float = 0.015) -> Strategy:
     # DistBelief's servers step with Adagrad, whose rates differ from parameter to parameter and so bear old gradients.
-    return Strategy(
-        what=Gradients(), when=Async(push, fetch), whom=Server(shards, optimizer=Spec("Adagrad", {"lr": lr}))
-    )
+    # Sums that start from zero would make its first steps as long as the rate, however small the gradient.
+    adagrad = Spec("Adagrad", {"lr": lr, "initial_accumulator_value": 0.01})
+    return Strategy(what=Gradients(), when=Async(push, fetch), whom=Server(shards, optimizer=adagrad))
 
 
 def _ssp(bound: int = 3, shards: int = 1) -> Strategy:
@@ -99,7 +99,9 @@ def _ltfb(steps: int = 100, perturb: float | None = None) -> Strategy:
     return Strategy(what=Models(perturb=perturb), when=Every(steps), whom=Rivals())
 
 
-def _diloco(steps: int = 50, lr: float = 0.7, momentum: float = 0.9) -> Strategy:
+def _diloco(steps: int = 20, lr: float = 0.7, momentum: float = 0.7) -> Strategy:
+    # The paper's momentum of 0.9 goes with AdamW inside. With a worker's own momentum inside, as here by default, the
+    # two momenta together overshoot; 0.9 and 50 steps made LeNet's loss infinite within an epoch, 0.7 does not.
     return Strategy(what=Updates(outer=nesterov(lr, momentum)), when=Every(steps), how=Int8())
 
 

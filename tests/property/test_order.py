@@ -10,7 +10,7 @@ from generators import orders, seeds, sizes, starts
 from hypothesis import given
 from hypothesis import strategies as st
 
-from syncline.data.order import Position, SampleOrder, Share, permutation, step_seed
+from syncline.data.order import Position, SampleOrder, hold_out, permutation, step_seed
 
 
 def shares_of_all(order: SampleOrder, start: Position, size: int, epochs: int) -> list[list[Share]]:
@@ -129,3 +129,18 @@ def test_a_step_seed_is_one_that_torch_takes(seed, step, rank):
 
 def test_every_worker_and_step_has_a_seed_of_its_own():
     assert len({step_seed(0, step, rank) for step in range(50) for rank in range(20)}) == 1000
+
+
+@given(seeds, st.integers(1, 300), st.data())
+def test_what_is_held_out_is_never_trained_on_and_nothing_is_lost(seed, count, data):
+    number = data.draw(st.integers(0, count - 1))
+    kept, held = hold_out(seed, count, number)
+    assert sorted([*kept, *held]) == list(range(count))
+    assert len(held) == number
+    order = SampleOrder(seed=seed, count=len(kept), batch=7, kept=kept)
+    used = [i for rank in range(3) for s in order.shares(Position(), rank=rank, size=3, epochs=1) for i in s.indices]
+    assert sorted(used) == sorted(kept)
+
+
+def test_what_is_held_out_never_changes_for_a_seed():
+    assert hold_out(0, 12, 4)[1].tolist() == [0, 3, 8, 11]

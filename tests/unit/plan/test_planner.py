@@ -85,3 +85,27 @@ def test_a_batch_larger_than_the_data_becomes_one_step_and_says_so():
 def test_empty_data_is_refused():
     with pytest.raises(ConfigError, match="training data is empty"):
         make_plan(facts(train_samples=0), RunConfig(), machine(), "cpu")
+
+
+def test_servers_come_after_the_workers_and_are_named_so():
+    plan = make_plan(facts(), RunConfig(workers=3, strategy="ssp(shards=2)"), machine(), "cpu")
+    assert (plan.size, plan.servers, plan.processes) == (3, 2, 5)
+    assert [plan.name_of(rank) for rank in range(5)] == ["worker 0", "worker 1", "worker 2", "server 0", "server 1"]
+    assert "2 more processes keep the parameters" in plan.in_words()
+
+
+def test_a_tournament_keeps_samples_for_itself():
+    plan = make_plan(facts(), RunConfig(workers=4, strategy="ltfb"), machine(), "cpu")
+    assert (plan.train_samples, plan.held_out) == (980, 20)
+    assert plan.steps_per_epoch == -(-980 // plan.batch)
+    small = make_plan(facts(train_samples=40), RunConfig(workers=8, batch=8, strategy="ltfb"), machine(), "cpu")
+    assert (small.train_samples, small.held_out) == (32, 8), "one to judge by for each worker, at least"
+    with pytest.raises(ConfigError, match="8 models that compete need 8 samples"):
+        make_plan(facts(train_samples=8), RunConfig(workers=8, batch=8, strategy="ltfb"), machine(), "cpu")
+
+
+def test_what_cannot_be_carried_out_is_refused_in_the_plan():
+    with pytest.raises(ConfigError, match="memory"):
+        make_plan(facts(), RunConfig(strategy="hogwild", collective="process-group"), machine(), "cpu")
+    with pytest.raises(ConfigError, match="Use syncline train"):
+        make_plan(facts(kind="own-loop"), RunConfig(strategy="ltfb"), machine(), "cpu")
