@@ -109,6 +109,7 @@ class UpdatesAcross(PlainExchange):
         self._since = 0 if self._restarts else replica.step % self._steps
         self._round = replica.step // self._steps
         self._has_agreed_inside = False
+        self._has_spread = replica.step == 0
 
     def begin(self) -> None:
         """Everybody takes the first worker's parameters, then each level gets ready."""
@@ -120,6 +121,7 @@ class UpdatesAcross(PlainExchange):
 
     def before_forward(self) -> None:
         """As inside the group."""
+        self._spread_saved()
         self._inside.before_forward()
 
     def before_update(self, weight: float) -> bool:
@@ -158,6 +160,7 @@ class UpdatesAcross(PlainExchange):
     @contextmanager
     def shared(self) -> Iterator[None]:
         """What the groups have in common."""
+        self._spread_saved()
         self._settle_across()
         with self._across.shared() if self._across is not None else nullcontext():
             self._spread()
@@ -181,7 +184,15 @@ class UpdatesAcross(PlainExchange):
         """Take it up again."""
         self.replica.optimizer.load_state_dict(state["optimizer"])
         _load_both(self._inside, self._across, state)
-        self._spread()
+
+    def _spread_saved(self) -> None:
+        """What the leader has taken up from a checkpoint, the first time that everybody is here.
+
+        Not when it is loaded: a worker that was not there when it was saved has nothing to load.
+        """
+        if not self._has_spread:
+            self._has_spread = True
+            self._spread()
 
     def _settle_across(self) -> None:
         """Bring the whole group to one state and, where groups combine what they have changed, do that now."""

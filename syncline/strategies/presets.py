@@ -99,9 +99,9 @@ def _ltfb(steps: int = 100, perturb: float | None = None) -> Strategy:
     return Strategy(what=Models(perturb=perturb), when=Every(steps), whom=Rivals())
 
 
-def _diloco(steps: int = 20, lr: float = 0.7, momentum: float = 0.7) -> Strategy:
+def _diloco(steps: int = 50, lr: float = 0.7, momentum: float = 0.7) -> Strategy:
     # The paper's momentum of 0.9 goes with AdamW inside. With a worker's own momentum inside, as here by default, the
-    # two momenta together overshoot; 0.9 and 50 steps made LeNet's loss infinite within an epoch, 0.7 does not.
+    # two momenta together overshoot: 0.9 made LeNet's loss infinite within an epoch, 0.7 does not.
     return Strategy(what=Updates(outer=nesterov(lr, momentum)), when=Every(steps), how=Int8())
 
 

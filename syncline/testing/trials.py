@@ -28,7 +28,7 @@ from syncline.strategies.exchange import Exchange, NoLog, Replica
 from syncline.strategies.feasible import servers_needed
 from syncline.strategies.flat import FlatParameters
 from syncline.strategies.gradients import GradientBuffer
-from syncline.strategies.own import AnyStrategy
+from syncline.strategies.own import AnyStrategy, Own
 from syncline.strategies.reading import read_strategy
 from syncline.telemetry.recorder import Recorder
 from syncline.testing.threads import run_on_threads
@@ -191,6 +191,8 @@ def train_on_threads(
     the very first, how things stand is put down as a checkpoint would, for `start` later, and the training goes on.
     """
     strategy = read_strategy(strategy) if isinstance(strategy, str) else strategy
+    if isinstance(strategy, Own):
+        strategy.make()  # loads its file: threads that all load it at the same time would see half of it
     problem = problem or linear_problem()
     board = _Board(stop or {})
     trial = Trial(logs=[RecordingLog() for _ in range(workers)])

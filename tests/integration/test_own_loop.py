@@ -46,7 +46,7 @@ PREPARED = PLAIN.replace("import torch\n", f"import torch\n{ADDED[0]}\n", 1).rep
 
 @pytest.mark.parametrize(
     "strategy",
-    ["server-sync", "ssp", "hogwild", "gossip", "easgd", "h2o(group=2)", "allreduce until epoch 1, then sparknet(3)"],
+    ["ssp", "hogwild", "h2o(group=2)", "allreduce until epoch 1, then easgd"],
 )
 def test_a_loop_of_ones_own_takes_every_strategy(tmp_path, loop, strategy):
     ran = command("run", str(loop), "--workers", "4", "--strategy", strategy, "--json", cwd=tmp_path)

@@ -76,9 +76,7 @@ def test_through_torch_distributed_it_is_the_same(tmp_path):
         train(tmp_path, "hogwild", workers=4, collective="process-group")
 
 
-@pytest.mark.parametrize(
-    "strategy", ["sparknet", "iterative-reduce", "onebit", "allreduce + topk(0.1)", "hogwild", "gossip"]
-)
+@pytest.mark.parametrize("strategy", ["iterative-reduce", "onebit", "hogwild"])
 def test_one_worker_alone_is_plain_sgd(tmp_path, strategy):
     alone = train(tmp_path / "a", strategy, workers=1)
     assert same_bits(model_of(alone), model_of(train(tmp_path / "b", "allreduce", workers=1)))
@@ -93,10 +91,9 @@ def test_every_preset_learns_digits_with_four_workers(tmp_path, name):
 
 
 @pytest.mark.parametrize(
-    "strategy",
+    "strategy",  # the contract of strategies has them all, as threads; these need what only processes have
     [
-        "sparknet(4)", "diloco(steps=5)", "allreduce + topk(0.2)", "bmuf(steps=3) + onebit", "allreduce + powersgd(1)",
-        "server-sync(shards=2)", "server-sync + onebit", "gossip", "ltfb(steps=4, perturb=1.2)",
+        "diloco(steps=5)", "allreduce + topk(0.2)", "server-sync(shards=2) + onebit", "ltfb(steps=4, perturb=1.2)",
         "hierarchy(allreduce, sparknet(4))", "allreduce until step 9, then sparknet(4) until epoch 3, then gossip",
     ],
 )  # fmt: skip
@@ -111,9 +108,7 @@ def test_a_stopped_run_goes_on_with_the_same_bits_whatever_the_workers_hold_for_
     assert same_bits(model_of(syncline.resume(run_dir, quiet=True)), model_of(whole))
 
 
-@pytest.mark.parametrize(
-    "strategy", ["ssp(bound=2)", "downpour(lr=0.1)", "easgd(tau=3)", "hogwild", "gossip(asynchronous=True)", "nexus"]
-)
+@pytest.mark.parametrize("strategy", ["ssp(bound=2)", "downpour(lr=0.1)", "easgd(tau=3)", "gossip(asynchronous=True)"])
 def test_workers_at_their_own_pace_stop_together_and_go_on(tmp_path, strategy):
     changes = {"epochs": 12, "optimizer": syncline.sgd(lr=0.2)}
     with pytest.raises(syncline.Interrupted, match="everything saved"):
@@ -123,6 +118,13 @@ def test_workers_at_their_own_pace_stop_together_and_go_on(tmp_path, strategy):
     result = syncline.resume(run_dir, quiet=True)
     assert result.steps == 108
     assert result.metrics["test/accuracy"] > 0.75
+
+
+@pytest.mark.parametrize("strategy", ["hierarchy(allreduce, sparknet(4))", "server-async"])
+def test_a_run_goes_on_with_more_workers_than_it_was_saved_with(tmp_path, strategy):
+    first = train(tmp_path, strategy, workers=4, epochs=2)
+    result = syncline.resume(first.run_dir, quiet=True, workers=6, epochs=4)
+    assert result.steps == 2 * first.steps
 
 
 def test_checkpoints_are_made_while_workers_are_at_different_steps(tmp_path):

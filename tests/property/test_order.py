@@ -10,7 +10,7 @@ from generators import orders, seeds, sizes, starts
 from hypothesis import given
 from hypothesis import strategies as st
 
-from syncline.data.order import Position, SampleOrder, hold_out, permutation, step_seed
+from syncline.data.order import Position, SampleOrder, Share, hold_out, permutation, step_seed
 
 
 def shares_of_all(order: SampleOrder, start: Position, size: int, epochs: int) -> list[list[Share]]:

@@ -46,9 +46,7 @@ def test_every_preset_reads_prints_cites_and_speaks(name):
         ("server-async", Strategy(when=Async(), whom=Server())),
         (
             "downpour(push=4, fetch=8, lr=0.1)",
-            Strategy(
-                when=Async(4, 8), whom=Server(1, Spec("Adagrad", {"lr": 0.1, "initial_accumulator_value": 0.01}))
-            ),
+            Strategy(when=Async(4, 8), whom=Server(1, Spec("Adagrad", {"lr": 0.1, "initial_accumulator_value": 0.01}))),
         ),
         ("ssp", Strategy(when=Stale(3), whom=Server())),
         ("hogwild", Strategy(when=Async(), whom=Memory())),
