@@ -18,7 +18,7 @@ import numpy as np
 
 from syncline.algorithms.mixing import matching
 
-__all__ = ["Bracket", "draw", "perturb", "rival_wins"]
+__all__ = ["Bracket", "Contested", "draw", "perturb", "rival_wins"]
 
 
 @dataclass(frozen=True)
@@ -36,6 +36,19 @@ class Bracket:
         if rank != self.bye:
             raise ValueError(f"Rank {rank} is not in this round: {self}.")
         return None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Contested:
+    """How one of two rivals saw their meeting, and what it goes on with."""
+
+    round: int
+    rival: int
+    own_score: float
+    rival_score: float
+    took_over: bool
+    """Whether it goes on with its rival's model."""
+    hyperparameters: dict[str, float]
 
 
 def draw(members: Sequence[int], round: int, seed: int) -> Bracket:

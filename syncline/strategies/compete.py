@@ -19,7 +19,7 @@ from typing import Any
 
 import torch
 
-from syncline.algorithms.brackets import draw, perturb, rival_wins
+from syncline.algorithms.brackets import Contested, draw, perturb, rival_wins
 from syncline.algorithms.mixing import Mixing
 from syncline.strategies.exchange import PlainExchange, Replica
 from syncline.strategies.what import Models
@@ -124,12 +124,14 @@ class Compete(PlainExchange):
             _overwrite(tensors, own)
         self.replica.log.exchanged()
         self.replica.log.contest(
-            round=round,
-            rival=rival,
-            own_score=own_score,
-            rival_score=rival_score,
-            took_over=took_over,
-            hyperparameters=self._hyperparameters(),
+            Contested(
+                round=round,
+                rival=rival,
+                own_score=own_score,
+                rival_score=rival_score,
+                took_over=took_over,
+                hyperparameters=self._hyperparameters(),
+            )
         )
 
     def _score_now(self) -> float:

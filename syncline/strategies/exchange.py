@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 import torch
 
+from syncline.algorithms.brackets import Contested
 from syncline.comms.collective import Collective
 from syncline.strategies.gradients import GradientBuffer
 
@@ -35,16 +36,7 @@ class StrategyLog(Protocol):
     ) -> None:
         """This worker has exchanged once more. `disagreement` is its distance to what all have in common, relative."""
 
-    def contest(
-        self,
-        *,
-        round: int,
-        rival: int,
-        own_score: float,
-        rival_score: float,
-        took_over: bool,
-        hyperparameters: dict[str, float],
-    ) -> None:
+    def contest(self, met: Contested) -> None:
         """This worker's model has met another one."""
 
     def switched(self, step: int, strategy: str) -> None:
@@ -72,16 +64,7 @@ class NoLog:
     ) -> None:
         """Nothing."""
 
-    def contest(
-        self,
-        *,
-        round: int,
-        rival: int,
-        own_score: float,
-        rival_score: float,
-        took_over: bool,
-        hyperparameters: dict[str, float],
-    ) -> None:
+    def contest(self, met: Contested) -> None:
         """Nothing."""
 
     def switched(self, step: int, strategy: str) -> None:

@@ -6,10 +6,12 @@ exchanges of `strategies/`) and who reads it (`syncline strategies --run`).
 
 from __future__ import annotations
 
+import dataclasses
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 
+from syncline.algorithms.brackets import Contested
 from syncline.algorithms.staleness import merge
 from syncline.telemetry.events import Contest, Exchanged, StrategySwitched
 from syncline.telemetry.recorder import Recorder
@@ -67,24 +69,10 @@ class StrategyRecorder:
             self._disagreement = disagreement
             self._wants_disagreement = False
 
-    def contest(
-        self,
-        *,
-        round: int,
-        rival: int,
-        own_score: float,
-        rival_score: float,
-        took_over: bool,
-        hyperparameters: dict[str, float],
-    ) -> None:
+    def contest(self, met: Contested) -> None:
         """This worker's model has met another one."""
         rank, step = self._recorder.rank, self._recorder.last_step + 1  # the step is not counted yet
-        self._recorder.emit(
-            Contest(
-                rank=rank, step=step, round=round, rival=rival, own_score=own_score, rival_score=rival_score,
-                took_over=took_over, hyperparameters=hyperparameters,
-            )
-        )  # fmt: skip
+        self._recorder.emit(Contest(rank=rank, step=step, **dataclasses.asdict(met)))
 
     def switched(self, step: int, strategy: str) -> None:
         """From `step` on the workers keep in agreement in another way."""

@@ -15,12 +15,13 @@ import secrets
 import threading
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass, field, replace
+from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
 import torch
 from torch import nn
 
+from syncline.algorithms.brackets import Contested
 from syncline.comms.collective import Collective
 from syncline.data.order import Position, SampleOrder
 from syncline.strategies.carry_out import make_exchange
@@ -94,9 +95,9 @@ class RecordingLog(NoLog):
         for value, count in (staleness or {}).items():
             self.staleness[value] = self.staleness.get(value, 0) + count
 
-    def contest(self, **what: Any) -> None:
+    def contest(self, met: Contested) -> None:
         """One more."""
-        self.contests.append(what)
+        self.contests.append(asdict(met))
 
     def switched(self, step: int, strategy: str) -> None:
         """One more."""

@@ -75,7 +75,7 @@ def test_the_strategy_example_is_what_the_page_shows_in_under_60_lines_and_train
     page = (ROOT / "docs" / "adding-a-strategy.md").read_text()
     assert f"```python\n{source}```" in page
     assert len(source.splitlines()) < 60
-    (command,) = re.findall(r"^syncline (train .*)$", page, re.M)
+    command = re.findall(r"```sh\nsyncline (train .*)\n```", page)[0]
     shutil.copytree(EXAMPLES, tmp_path / "examples")
     out = syncline(*shlex.split(command), "--epochs", "4", "--json", cwd=tmp_path)
     last = json.loads(out.splitlines()[-1])
