@@ -14,7 +14,16 @@ from rich.console import Console, ConsoleOptions, Group, RenderResult
 from rich.live import Live
 from rich.text import Text
 
-from syncline.telemetry.events import Event, RunEnded, RunStarted, Summary, Warned, WorkerFailure, WorkerOutput
+from syncline.telemetry.events import (
+    Event,
+    RunEnded,
+    RunStarted,
+    StrategySwitched,
+    Summary,
+    Warned,
+    WorkerFailure,
+    WorkerOutput,
+)
 from syncline.view.result import failure_panel, result_panel
 from syncline.view.screen import draw
 from syncline.view.state import MOST_WARNINGS, RunState
@@ -120,6 +129,8 @@ class LiveView:
             case WorkerOutput():
                 text = Text.from_ansi(clean(event.text, keep_colours=True))
                 self._tell(Text.assemble((f"[worker {event.rank}] ", "dim"), text) if event.rank else text)
+            case StrategySwitched():
+                self._tell(Text(f"from step {event.step} on: {event.strategy}", "dim"))
             case Warned() if self._state.warning_count <= MOST_WARNINGS:
                 who = f"worker {event.rank}: " if event.rank is not None else ""
                 self._tell(Text.assemble(("! ", "bold yellow"), (f"{who}{_whole(event.message)}", "yellow")))
@@ -131,7 +142,7 @@ class LiveView:
     def _tell_failure(self) -> None:
         failure, self._failure = self._failure, None
         if failure is not None:
-            self._tell(Text(f"✗ worker {failure.rank} is lost: {headline(failure.message)}", "red"))
+            self._tell(Text(f"✗ {self._state.plan.name_of(failure.rank)} is lost: {headline(failure.message)}", "red"))
 
     def _tell(self, text: Text) -> None:
         text.overflow = "fold"

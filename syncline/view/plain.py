@@ -14,6 +14,7 @@ from syncline.telemetry.events import (
     Progress,
     RunEnded,
     RunStarted,
+    StrategySwitched,
     Summary,
     Warned,
     WorkerFailure,
@@ -71,6 +72,8 @@ class PlainLines:
             case Evaluated():
                 results = [*metric_words(event.metrics), f"evaluated in {duration(event.seconds)}"]
                 self._line(f"epoch {event.epoch}/{state.plan.epochs}", *results)
+            case StrategySwitched():
+                self._text(f"from step {event.step} on: {event.strategy}")
             case Warned() if state.warning_count <= MOST_WARNINGS:
                 who = f" (worker {event.rank})" if event.rank is not None else ""
                 self._text(f"warning{who}: {event.message}")
@@ -156,7 +159,7 @@ class PlainLines:
     def _tell_failure(self) -> None:
         failure, self._failure = self._failure, None
         if failure is not None:
-            self._line(f"worker {failure.rank} is lost: {headline(failure.message)}")
+            self._line(f"{self._state.plan.name_of(failure.rank)} is lost: {headline(failure.message)}")
 
     def _checkpoint(self) -> None:
         saved = self._state.checkpoint

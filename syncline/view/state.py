@@ -57,6 +57,10 @@ class PlanFacts:
     is_cut_short: bool = False
     notes: tuple[str, ...] = ()
 
+    def name_of(self, rank: int) -> str:
+        """A process, for people: servers come after the workers."""
+        return f"server {rank - self.workers}" if 0 < self.workers <= rank else f"worker {rank}"
+
     @classmethod
     def of(cls, plan: dict[str, Any]) -> PlanFacts:
         """From `Plan.to_dict()`."""

@@ -91,14 +91,15 @@ def test_the_strategy_example_passes_the_contract_as_the_page_says():
     run([sys.executable, "-c", check], ROOT)
 
 
-def commands_of_the_readme() -> list[str]:
-    blocks = re.findall(r"```(?:sh|bash|console)\n(.*?)```", README, re.S)
+def commands_of_the_pages() -> list[str]:
+    pages = README + (ROOT / "docs" / "strategies.md").read_text()
+    blocks = re.findall(r"```(?:sh|bash|console)\n(.*?)```", pages, re.S)
     lines = [line.partition("#")[0].strip() for block in blocks for line in block.splitlines()]
-    return [line for line in lines if line.startswith("syncline ") and "RUN" not in line]
+    return sorted({line for line in lines if line.startswith("syncline ") and "RUN" not in line})
 
 
-@pytest.mark.parametrize("line", commands_of_the_readme())
-def test_every_command_of_the_readme_is_understood(line, tmp_path):
+@pytest.mark.parametrize("line", commands_of_the_pages())
+def test_every_command_of_the_readme_and_the_page_on_strategies_is_understood(line, tmp_path):
     shutil.copytree(EXAMPLES, tmp_path / "examples", ignore=shutil.ignore_patterns("__pycache__", "runs"))
     words = shlex.split(line)[1:]
     limit = {"train": ["--max-steps", "3", "--evaluate-every", "0"], "run": ["--max-steps", "3"]}.get(words[0], [])

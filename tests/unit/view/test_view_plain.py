@@ -20,7 +20,7 @@ from scripted_run import (
     training,
 )
 
-from syncline.telemetry.events import Event, RunEnded, Warned, WorkerFailure, WorkerOutput
+from syncline.telemetry.events import Event, RunEnded, StrategySwitched, Warned, WorkerFailure, WorkerOutput
 from syncline.view.plain import PlainLines
 
 
@@ -82,6 +82,16 @@ def test_warnings_are_told_and_a_flood_of_them_is_cut_short() -> None:
     assert warnings[0] == "warning (worker 1): Number 0."
     assert len(warnings) == 20
     assert lines[-1] == f"Further warnings are only in {RUN_DIR}/events.jsonl"
+
+
+def test_a_change_of_strategy_is_told() -> None:
+    lines = lines_of(started(plan()), StrategySwitched(step=469, strategy="updates | every(10)"))
+    assert lines[-1] == "from step 469 on: updates | every(10)"
+
+
+def test_a_server_that_is_lost_is_not_called_a_worker() -> None:
+    lines = lines_of(started(plan(4)), WorkerFailure(rank=5, message="It was killed."))
+    assert any(line.startswith("server 1 is lost") for line in lines)
 
 
 def test_output_names_its_worker_unless_it_is_the_first() -> None:
