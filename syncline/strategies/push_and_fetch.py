@@ -12,7 +12,7 @@ A gradient is applied as soon as it comes. With worker k's part n_k / N of a ste
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from contextlib import contextmanager
 from typing import Any
 
@@ -47,6 +47,7 @@ class PushAndFetch(WithServers):
         self._clock = replica.step
         self._sum = torch.zeros_like(self._buffer)
         self._has_gradient = False
+        self._unsent: set[int] = set()  # the parameters, by index, of which the sum holds something
         self._step_s, self._updated_s = 0.0, time.monotonic()
         embeddings = {id(m.weight) for m in replica.model.modules() if isinstance(m, EMBEDDINGS)}
         self._embeddings = [i for i, p in enumerate(self._flat.parameters) if id(p) in embeddings]
@@ -64,7 +65,7 @@ class PushAndFetch(WithServers):
     def before_forward(self) -> None:
         """Fetch what is due."""
         super().before_forward()
-        ranges = self._due(self._fetch_every)
+        ranges = self._ranges(self._due(self._fetch_every))
         if not ranges:
             return
         is_all = len(ranges) == 1 and ranges[0] == (0, self._flat.numel)
@@ -96,12 +97,13 @@ class PushAndFetch(WithServers):
         self._clock += 1
         if self._has_gradient:
             self._sum.add_(self._gradient, alpha=weight)
+            self._unsent.update(range(len(self._flat.parameters)))
             if self._steps_locally:
                 self._gradient.mul_(weight)
                 self.replica.optimizer.step()
         self._has_gradient = False
-        self._push(self._due(self._push_every), ticks=1)
-        if self._due(self._fetch_every) == [(0, self._flat.numel)]:
+        self._push(self._unsent.intersection(self._due(self._push_every)), ticks=1)
+        if len(self._due(self._fetch_every)) == len(self._fetch_every):
             self._servers.pull_ahead()
         return False
 
@@ -119,7 +121,7 @@ class PushAndFetch(WithServers):
     def settle(self) -> None:
         """The same, for good."""
         self._ensure_begun()
-        self._push([(0, self._flat.numel)], ticks=0)
+        self._push(set(self._unsent), ticks=0)  # an empty push would be a step of the servers' optimiser, too
         self._pull()  # comes after this worker's own pushes
         self.replica.collective.barrier()
         self._flat.write(self._pull())
@@ -140,10 +142,12 @@ class PushAndFetch(WithServers):
         if saved["local"] is not None:
             self.replica.optimizer.load_state_dict(saved["local"])
 
-    def _push(self, ranges: list[tuple[int, int]], *, ticks: int) -> None:
-        if not ranges:
+    def _push(self, parameters: set[int], *, ticks: int) -> None:
+        if not parameters:
             self._servers.tick(ticks)
             return
+        self._unsent -= parameters
+        ranges = self._ranges(parameters)
         whole = ranges == [(0, self._flat.numel)]
         spans = None if whole else ranges
         if self._encoder.is_exact:
@@ -164,12 +168,16 @@ class PushAndFetch(WithServers):
         views = views_of(self._sum, self._flat.parameters)
         return {index: views[index].any(dim=1).nonzero().flatten() for index in self._embeddings}
 
-    def _due(self, every: list[int]) -> list[tuple[int, int]]:
-        """The ranges of the parameters whose turn it is, those that touch joined."""
+    def _due(self, every: list[int]) -> list[int]:
+        """The parameters, by index, whose turn it is."""
+        return [index for index, steps in enumerate(every) if self._clock % steps == 0]
+
+    def _ranges(self, parameters: Collection[int]) -> list[tuple[int, int]]:
+        """Where these parameters, by index, lie in the vector; ranges that touch are joined."""
         ranges: list[tuple[int, int]] = []
         offset = 0
-        for p, steps in zip(self._flat.parameters, every, strict=True):
-            if self._clock % steps == 0 and p.numel():
+        for index, p in enumerate(self._flat.parameters):
+            if index in parameters and p.numel():
                 if ranges and ranges[-1][1] == offset:
                     ranges[-1] = (ranges[-1][0], offset + p.numel())
                 else:

@@ -370,3 +370,11 @@ def test_servers_that_throw_a_step_away_leave_what_could_not_be_sent_as_an_allre
         for strategy in ("allreduce", "server-sync")
     )
     torch.testing.assert_close(served.shared[0], summed.shared[0], rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize("strategy", ["server-async", "server-async(shards=2)", "nexus(largest=1)"])
+def test_coming_together_is_no_step_of_the_servers_optimiser(strategy):
+    problem = linear_problem(momentum=0.9, lr=0.02)  # five epochs: the momentum would go on by itself after each
+    alone = train_on_threads("allreduce", 1, steps=20, problem=problem)
+    served = train_on_threads(strategy, 1, steps=20, problem=problem)
+    torch.testing.assert_close(served.shared[0], alone.shared[0], rtol=1e-5, atol=1e-6)
