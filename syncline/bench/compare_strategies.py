@@ -18,6 +18,8 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, Protocol, TextIO
 
+import msgspec
+
 from syncline.bench.machine import BenchMachine
 from syncline.config.run import RunConfig
 from syncline.data.named import Progress as DownloadProgress
@@ -103,11 +105,19 @@ class Comparison:
     started: float = field(default_factory=time.time)
     rows: list[Row] = field(default_factory=list)
     is_interrupted: bool = False
+    kept: list[Row] = field(default_factory=list)
+    """From an earlier page in the same place: presets that were not to be measured again."""
 
     @property
     def failures(self) -> dict[str, str]:
         """What did not work, and why, whole."""
         return {row.name: row.failure for row in self.rows if row.failure is not None}
+
+    @property
+    def page_rows(self) -> list[Row]:
+        """What was kept and what was measured, in the order of the presets."""
+        order = [preset.name for preset in PRESETS.values()]
+        return sorted([*self.kept, *self.rows], key=lambda row: order.index(row.name))
 
 
 def presets_named(names: Iterable[str]) -> list[Preset]:
@@ -130,7 +140,8 @@ def compare(
 ) -> Comparison:
     """Train every preset (or those called `only`), one after the other; show the table and write it to `out`.
 
-    The file is written anew after each preset, with JSON beside it. `Interrupted` after Ctrl-C and `SynclineError` if a
+    The file is written anew after each preset, with JSON beside it; with `only`, the rows of others stay if they were
+    measured with the same settings. `Interrupted` after Ctrl-C and `SynclineError` if a
     preset failed, both after the rest was shown and written. A goal that is not met is a finding and not an error.
     """
     presets = presets_named(only)
@@ -142,7 +153,9 @@ def compare(
     folder = RunDir.new(Path("runs"), f"compare-{time.strftime('%Y%m%d-%H%M%S')}", exact=False).path
     file = out if out is not None else folder / "strategies.md"
     names = tuple(preset.name for preset in presets)
-    found = Comparison(settings, BenchMachine.here(), names, _command(settings, only, out))
+    kept = _earlier_rows(out, settings, names) if only and out is not None else []
+    command = _command(settings, () if kept else only, out)  # what makes the whole page again
+    found = Comparison(settings, BenchMachine.here(), names, command, kept=kept)
     teller: _Teller = _JsonTeller(sys.stdout) if as_json else _TextTeller(sys.stdout, sys.stderr)
     teller.began(found)
     try:
@@ -181,7 +194,7 @@ def as_dict(comparison: Comparison) -> dict[str, Any]:
         "settings": asdict(comparison.settings),
         "goal": {"accuracy": GOAL_ACCURACY, "epochs": GOAL_EPOCHS},
         "machine": comparison.machine.to_dict(),
-        "rows": [_row_as_dict(row) for row in comparison.rows],
+        "rows": [_row_as_dict(row) for row in comparison.page_rows],
     }
 
 
@@ -205,7 +218,7 @@ def as_markdown(comparison: Comparison) -> str:
     lines = [
         "# The strategies compared",
         "",
-        started,
+        started + (" Some rows are from before." if comparison.kept else ""),
         *comparison.machine.in_words(),
         *_caveats(comparison),
         "",
@@ -218,7 +231,7 @@ def as_markdown(comparison: Comparison) -> str:
         "",
         _markdown_row(_COLUMNS),
         "|---" + "|---:" * (len(_COLUMNS) - 1) + "|",
-        *(_markdown_row(_cells(row)) for row in comparison.rows),
+        *(_markdown_row(_cells(row)) for row in comparison.page_rows),
         "",
         f"- **accuracy**: on the test data, at the end. **{_PERCENT} at**: the first epoch at whose end it was that "
         f"high. **goal**: {_goal()}.",
@@ -226,10 +239,10 @@ def as_markdown(comparison: Comparison) -> str:
         "- **samples/s**: of all workers together, while training. **time**: the whole run, with its start, its "
         "evaluations and its checkpoints.",
     ]
-    differing = [row for row in comparison.rows if row.workers != comparison.settings.workers]
+    differing = [row for row in comparison.page_rows if row.workers != comparison.settings.workers]
     lines += [f"- **{row.name}** was run with {count(row.workers, 'worker')}." for row in differing]
     lines += ["", "| strategy | what, when, whom, how |", "|---|---|"]
-    lines += [_markdown_row((row.name, f"`{row.strategy}`")) for row in comparison.rows]
+    lines += [_markdown_row((row.name, f"`{row.strategy}`")) for row in comparison.page_rows]
     if comparison.failures:
         lines += ["", "## What did not work"]
     for name, why in comparison.failures.items():
@@ -283,6 +296,19 @@ def _check_place(out: Path | None) -> None:
         tempfile.TemporaryFile(dir=out.parent).close()
     except OSError as error:
         raise ConfigError(f"{out} cannot be written: {error.strerror}. Choose another file with --out.") from error
+
+
+def _earlier_rows(out: Path, settings: Settings, names: Iterable[str]) -> list[Row]:
+    """Of the page that is there already, the rows of other presets, if it was made with the same settings."""
+    try:
+        page = json.loads(out.with_suffix(".json").read_text())
+        if page["format"] != _FORMAT or page["settings"] != asdict(settings):
+            return []
+        rows = msgspec.convert(page["rows"], list[Row])
+    except (OSError, ValueError, KeyError, TypeError):
+        return []  # no page, or none of ours
+    known = {preset.name for preset in PRESETS.values()}
+    return [row for row in rows if row.name in known and row.name not in names]
 
 
 def _command(settings: Settings, only: Sequence[str], out: Path | None) -> str:

@@ -42,7 +42,7 @@ def _server_async(shards: int = 1) -> Strategy:
     return Strategy(what=Gradients(), when=Async(), whom=Server(shards))
 
 
-def _downpour(push: int = 4, fetch: int = 4, shards: int = 1, lr: float = 0.015) -> Strategy:
+def _downpour(push: int = 2, fetch: int = 2, shards: int = 1, lr: float = 0.01) -> Strategy:
     # DistBelief's servers step with Adagrad, whose rates differ from parameter to parameter and so bear old gradients.
     # Sums that start from zero would make its first steps as long as the rate, however small the gradient.
     adagrad = Spec("Adagrad", {"lr": lr, "initial_accumulator_value": 0.01})

@@ -177,6 +177,22 @@ def test_the_table_is_written_after_each_preset(monkeypatch) -> None:
     assert "not complete" not in Path("table.md").read_text()
 
 
+def test_one_preset_can_be_measured_again_without_the_others(monkeypatch) -> None:
+    scripted(monkeypatch, "first", "second", "third")
+    page = Path("docs") / "table.md"
+    compare(TINY, out=page)
+    before = json.loads(page.with_suffix(".json").read_text())
+    compare(TINY, only=["second"], out=page)
+    after = json.loads(page.with_suffix(".json").read_text())
+    assert [row["name"] for row in after["rows"]] == ["first", "second", "third"]
+    assert [row == earlier for row, earlier in zip(after["rows"], before["rows"], strict=True)] == [True, False, True]
+    assert "--only" not in after["command"], "what makes the whole page again"
+    assert "Some rows are from before." in page.read_text()
+    compare(Settings(model="linear", data="digits", workers=2, epochs=2), only=["second"], out=page)
+    rows = json.loads(page.with_suffix(".json").read_text())["rows"]
+    assert [row["name"] for row in rows] == ["second"], "other settings cannot stand in one table"
+
+
 def test_a_traceback_is_told_by_its_last_line_and_kept_whole(monkeypatch, capsys) -> None:
     cause = 'Traceback (most recent call last):\n  File "x.py", line 1, in f\nZeroDivisionError: no\n\nWorker 1 raised.'
     scripted(monkeypatch, "one", outcome={"one": WorkerFailed(cause)})

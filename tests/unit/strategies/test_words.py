@@ -44,7 +44,7 @@ def test_every_strategy_can_be_told_and_counted(strategy, workers):
         ("iterative-reduce", ["The optimisers' own state is averaged, too."]),
         ("server-sync", ["pushes its gradients to the server", "When all have come, it steps", "pulls"]),
         ("server-sync(shards=3)", ["the 3 servers (each holds a part of the model)", "they step with"]),
-        ("downpour", ["every 4 steps (until then they add up)", "adagrad(lr=0.015"]),
+        ("downpour(push=4)", ["every 4 steps (until then they add up)", "adagrad(lr=0.01"]),
         ("ssp", ["more than 3 steps ahead of the slowest"]),
         ("ssp(0)", ["When all have come"]),
         ("layerwise(rates={'fc': 4}) | server", ["named fc... every 4 steps", "the largest parameter every 2 steps"]),
