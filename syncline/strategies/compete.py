@@ -4,7 +4,8 @@ Every worker trains a model of its own, from weights of its own, on its part of 
 paired at random; the two of a pair send each other their models, each scores both on data that it holds out from
 training for this, and goes on with the better one: its weights, its optimiser's state and its hyper-parameters. Good
 models spread, and nobody ever averages. With `perturb`, whoever has taken over a model varies its hyper-parameters a
-little, as in population-based training (Jaderberg et al. 2017).
+little, as in population-based training (Jaderberg et al. 2017). A model whose loss is not finite is no failure of the
+run: it loses its next contest.
 
 What the workers have in common, for evaluation and at the end, is the best model: the one with the best score on all
 the held-out data together.
@@ -38,8 +39,9 @@ class Compete(PlainExchange):
         assert replica.score is not None, "the planner refuses tournaments where nothing can be scored"
         self._what, self._steps, self._score = what, steps, replica.score
         self._step = replica.step
-        # A schedule sets the learning rate anew in every step, so what varies is a factor on whatever it says.
-        self._lr_factor = 1.0
+        # A schedule sets the learning rate anew in every step, so what varies is a factor on whatever it says. The rate
+        # is meant for the batch of all workers; a model that is trained on a K-th of it takes a K-th of the rate.
+        self._lr_factor = 1.0 / replica.collective.size
         self._lrs: list[float] = []
         self._own: list[torch.Tensor] | None = None
 

@@ -139,9 +139,11 @@ class Job:
     def on_non_finite(self, share: Share, loss: float, position: Position) -> None:
         """The loss is NaN or infinite somewhere; all workers know it. Nothing was updated."""
         mine = not math.isfinite(loss)
-        if self.plan.on_nan == "skip":
+        is_rival = self.plan.held_out > 0
+        if self.plan.on_nan == "skip" or is_rival:
             if mine:
-                self.recorder.emit(Warned(rank=self.runtime.rank, message=f"{self._where(share, loss)} Step skipped."))
+                then = "Step skipped; the model will lose its next contest." if is_rival else "Step skipped."
+                self.recorder.emit(Warned(rank=self.runtime.rank, message=f"{self._where(share, loss)} {then}"))
             return
         if not mine:
             raise PeerLost("Another worker's loss is not finite.")

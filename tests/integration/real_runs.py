@@ -64,6 +64,20 @@ class InterruptAt(nn.Module):
         return out
 
 
+class Slow(nn.Module):
+    """Steps that take as long as real ones, so that something can happen during a run."""
+
+    def __init__(self, net: nn.Module, seconds: float) -> None:
+        super().__init__()
+        self.net, self.seconds = net, seconds
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        if self.training:
+            threading.Event().wait(self.seconds)
+        out: torch.Tensor = self.net(x)
+        return out
+
+
 class FailAt(nn.Module):
     """Does something bad at a given call of forward on a given rank: the scripted fault of these tests.
 

@@ -6,13 +6,23 @@ from pathlib import Path
 
 import pytest
 import torch
-from real_runs import InterruptAt, KillServer, final_state, relative_difference, same_bits, samples, small_net
+from real_runs import (
+    FailAt,
+    InterruptAt,
+    KillServer,
+    Slow,
+    final_state,
+    relative_difference,
+    same_bits,
+    samples,
+    small_net,
+)
 
 import syncline
 from syncline.strategies.presets import PRESETS
 from syncline.strategies.reading import read_strategy
 from syncline.strategies.words import bytes_per_exchange
-from syncline.telemetry.events import CheckpointSaved, Contest, Progress, StrategySwitched
+from syncline.telemetry.events import CheckpointSaved, Contest, Progress, StrategySwitched, Warned
 from syncline.telemetry.run_dir import RunDir
 
 
@@ -128,8 +138,8 @@ def test_a_run_goes_on_with_more_workers_than_it_was_saved_with(tmp_path, strate
 
 
 def test_checkpoints_are_made_while_workers_are_at_different_steps(tmp_path):
-    result = train(tmp_path, "server-async", model=InterruptAt(small_net(), -1, tmp_path / "no"), epochs=9,
-                   checkpoint_every_steps=10, keep_checkpoints=20)  # fmt: skip
+    changes = {"checkpoint_every_steps": 10, "keep_checkpoints": 20, "epochs": 9}
+    result = train(tmp_path, "server-async", model=Slow(small_net(), 0.02), **changes)
     steps = [e.step for e in RunDir(result.run_dir).read_events() if isinstance(e, CheckpointSaved)]
     assert len(steps) > 2
     assert steps[-1] == result.steps == 81
@@ -155,6 +165,13 @@ def test_tournaments_are_told_with_winners_and_what_they_pass_on(tmp_path):
         assert contest.took_over == (contest.rival_score < contest.own_score)
     assert len({c.hyperparameters["lr_factor"] for c in contests}) > 1
     assert any(c.took_over for c in contests)
+
+
+def test_a_rival_whose_loss_is_not_finite_is_no_failure_of_the_run(tmp_path):
+    model = FailAt(small_net(), call=5, rank=1, fault="nan")
+    result = train(tmp_path, "ltfb(steps=6)", workers=2, model=model)
+    warnings = [e.message for e in RunDir(result.run_dir).read_events() if isinstance(e, Warned)]
+    assert any("on worker 1 at step 4" in w and "will lose its next contest" in w for w in warnings)
 
 
 @pytest.mark.parametrize("codec", ["exact", "bf16", "int8", "onebit", "topk(0.01)", "powersgd(2)"])
