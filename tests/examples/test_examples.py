@@ -77,7 +77,7 @@ def test_the_strategy_example_is_what_the_page_shows_in_under_60_lines_and_train
     assert len(source.splitlines()) < 60
     command = re.findall(r"```sh\nsyncline (train .*)\n```", page)[0]
     shutil.copytree(EXAMPLES, tmp_path / "examples")
-    out = syncline(*shlex.split(command), "--epochs", "4", "--json", cwd=tmp_path)
+    out = syncline(*shlex.split(command), "--epochs", "12", "--json", cwd=tmp_path)
     last = json.loads(out.splitlines()[-1])
     assert last["metrics"]["test/accuracy"] > 0.8
     told = syncline("strategies", "--run", last["run_dir"], "--json", cwd=tmp_path)

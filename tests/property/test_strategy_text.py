@@ -41,7 +41,7 @@ def test_every_preset_is_read_by_its_name_and_prints_as_its_answers(name):
     [
         ("sparknet(20)", Strategy(what=Updates(), when=Every(20))),
         ("allreduce + topk(0.01)", Strategy(how=TopK(0.01))),
-        ("diloco(steps=7) + exact", Strategy(what=Updates(outer=nesterov(0.7, 0.9)), when=Every(7))),
+        ("diloco(steps=7) + exact", Strategy(what=Updates(outer=nesterov(0.7, 0.7)), when=Every(7))),
         ("updates | every(10) | bf16", Strategy(what=Updates(), when=Every(10), how=BF16())),
         (
             "Updates(outer=nesterov(0.5, 0.9)) | Every(3)",
