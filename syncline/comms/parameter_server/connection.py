@@ -8,7 +8,9 @@ challenges, one of each end. Only the beginning is proved: what follows is neith
 networks whose wires are trusted.
 
 Frame: a prefix (length of the message, length of the bulk, whether the bulk lies in the mailbox), the message, and the
-bulk unless it lies in the mailbox. Bulk goes from and to the memory of tensors without a copy in between.
+bulk unless it lies in the mailbox. Bulk goes from and to the memory of tensors without a copy in between. Prefix and
+message are filled up to multiples of 64 bytes: where the bulk began at odd places, the kernel's copies were half as
+fast.
 """
 
 from __future__ import annotations
@@ -44,7 +46,8 @@ __all__ = ["Frame", "Link", "Peer", "PeerGone", "as_memory", "listen"]
 
 _CHALLENGE_BYTES = 32
 _PROOF_BYTES = hashlib.sha256().digest_size
-_PREFIX = struct.Struct("<IQ?")
+_ALIGNMENT = 64
+_PREFIX = struct.Struct("<IQ?51x")  # 64 bytes
 _LONGEST_MESSAGE = 64 * 1024 * 1024
 _SLICE_S = 0.2  # how often a wait looks whether it should be given up
 _HANDSHAKE_S = 10.0
@@ -102,9 +105,10 @@ class Link:
             self._socket.settimeout(None)
             slice_ = struct.pack("ll", 0, int(_SLICE_S * 1e6))
             self._socket.setsockopt(socket.SOL_SOCKET, socket.SO_RCVTIMEO, slice_)
-            self._socket.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, slice_)
             self._poll = select.poll()
             self._poll.register(self._socket, select.POLLIN)
+            self._poll_room = select.poll()
+            self._poll_room.register(self._socket, select.POLLOUT)
             self._prove(secret)
         except BaseException:
             self._socket.close()
@@ -114,10 +118,9 @@ class Link:
         """Bulk is any number of contiguous tensors, one behind the other; all is handed over on return."""
         size = sum(t.nbytes for t in bulk)
         self.bytes_sent += size
-        header = encode(message)
         box = self.mailbox
         in_mailbox = box is not None and 0 < size <= box.bytes.numel()
-        buffers = [memoryview(_PREFIX.pack(len(header), size, in_mailbox) + header)]
+        buffers = [_head(message, size, in_mailbox)]
         if in_mailbox:
             assert box is not None
             start = 0
@@ -132,7 +135,7 @@ class Link:
         """The next message, how much bulk it has, and whether that lies in the mailbox. Then `take` the bulk."""
         length, size, in_mailbox = _PREFIX.unpack(self._read(_PREFIX.size))
         self.bytes_received += size
-        return decode_from_server(self._read(length)), size, in_mailbox
+        return decode_from_server(self._read(_padded(length))[:length]), size, in_mailbox
 
     def take(self, into: Sequence[Tensor], size: int, in_mailbox: bool) -> None:
         """Write the bulk of the message that was just received into these tensors, one behind the other."""
@@ -199,12 +202,17 @@ class Link:
             deadline = time.monotonic() + self.timeout_s
 
     def _send(self, buffers: list[memoryview]) -> None:
+        # Not a send that waits: while it does, it holds what the other end's acknowledgements need. And never one that
+        # was not told that there is room: it would find a little, and send small pieces from then on. Either makes bulk
+        # take half as long again.
         deadline = time.monotonic() + self.timeout_s
         while buffers:
-            try:
-                count = self._socket.sendmsg(buffers[:_MOST_BUFFERS])
-            except BlockingIOError:  # the slice is over
+            if not self._poll_room.poll(_SLICE_S * 1000):
                 self._check(deadline)
+                continue
+            try:
+                count = self._socket.sendmsg(buffers[:_MOST_BUFFERS], [], socket.MSG_DONTWAIT)
+            except BlockingIOError:
                 continue
             except OSError as error:
                 raise PeerLost(f"The connection to {self.what} broke: {error}. Its server may have ended.") from None
@@ -245,7 +253,7 @@ class Peer:
         self._filled = 0
         self._stage = "proof"
         self._bulk = torch.empty(0, dtype=torch.uint8)
-        self._bulk_size, self._in_mailbox = 0, False
+        self._length, self._bulk_size, self._in_mailbox = 0, 0, False
         self._message: FromWorker | None = None
 
     def fileno(self) -> int:
@@ -279,10 +287,9 @@ class Peer:
     def send(self, message: FromServer, bulk: Sequence[Tensor] = (), *, may_change: bool = False) -> None:
         """Queue a message; `may_change` says that the bulk is memory which changes later (see `keep_promises`)."""
         size = sum(t.nbytes for t in bulk)
-        header = encode(message)
         box = self.mailbox
         in_mailbox = box is not None and 0 < size <= box.bytes.numel()
-        prefix = memoryview(_PREFIX.pack(len(header), size, in_mailbox) + header)
+        prefix = _head(message, size, in_mailbox)
         self._out.append((prefix, False))
         if in_mailbox:
             assert box is not None
@@ -306,9 +313,10 @@ class Peer:
                 raise PeerGone(str(error)) from None
             while self._out and count >= len(self._out[0][0]):
                 count -= len(self._out.popleft()[0])
-            if count:
+            if count:  # the rest when there is room for much of it, see `Link._send`
                 memory, may_change = self._out[0]
                 self._out[0] = memory[count:], may_change
+                return
 
     def keep_promises(self) -> None:
         """Copy what is still to be sent of memory that is about to change."""
@@ -339,11 +347,12 @@ class Peer:
             length, self._bulk_size, self._in_mailbox = _PREFIX.unpack(self._target)
             if length > _LONGEST_MESSAGE:
                 raise PeerGone(f"announced a message of {length} bytes")
-            self._expect("message", memoryview(bytearray(length)))
+            self._length = length
+            self._expect("message", memoryview(bytearray(_padded(length))))
             return False
         if self._stage == "message":
             try:
-                self._message = decode_from_worker(self._target)
+                self._message = decode_from_worker(self._target[: self._length])
             except (msgspec.DecodeError, ValueError, RecursionError) as error:
                 raise PeerGone(f"sent a message that makes no sense: {error}") from None
             if self._in_mailbox:
@@ -368,6 +377,16 @@ def _tune(connection: socket.socket) -> None:
     for name, value in (("TCP_KEEPIDLE", 10), ("TCP_KEEPINTVL", 5), ("TCP_KEEPCNT", 4)):
         if hasattr(socket, name):  # not every system has them
             connection.setsockopt(socket.IPPROTO_TCP, getattr(socket, name), value)
+
+
+def _head(message: FromWorker | FromServer, size: int, in_mailbox: bool) -> memoryview:
+    """Prefix and message of a frame with `size` bytes of bulk."""
+    encoded = encode(message)
+    return memoryview(_PREFIX.pack(len(encoded), size, in_mailbox) + encoded.ljust(_padded(len(encoded)), b"\0"))
+
+
+def _padded(length: int) -> int:
+    return -(-length // _ALIGNMENT) * _ALIGNMENT
 
 
 def _proof(secret: bytes, role: bytes, server_challenge: bytes, worker_challenge: bytes) -> bytes:
