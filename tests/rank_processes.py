@@ -9,6 +9,7 @@ from __future__ import annotations
 import multiprocessing
 import multiprocessing.connection
 import os
+import secrets
 import time
 import traceback
 from collections.abc import Callable, Iterator
@@ -154,30 +155,36 @@ def abort(control: Segment, size: int) -> None:
 
 
 class GlooRanks:
-    """A runner for torch.distributed: a new process group for each run, all through one store."""
+    """A runner for torch.distributed: a new process group through a new store for each run."""
 
     def __init__(self, processes: RankProcesses) -> None:
+        self.processes = processes
+
+    @contextmanager
+    def opener(self, size: int) -> Iterator[Callable[[int], Collective]]:
         from syncline.comms.store import host_store
 
-        self.processes = processes
-        self._store, self._port = host_store("127.0.0.1")
-        self._runs = 0
-
-    def opener(self, size: int) -> Callable[[int], Collective]:
-        self._runs += 1
-        return partial(_open_process_group, self._port, f"run-{self._runs}", size)
+        secret = secrets.token_bytes(32)
+        store, port = host_store("127.0.0.1", secret)
+        try:
+            yield partial(_open_process_group, port, secret, size)
+        finally:
+            store.close()
 
     def __call__(self, size: int, work: Callable[[Collective], Any], /) -> list[Any]:
-        return self.processes.run(self.opener(size), work)
+        with self.opener(size) as opener:
+            return self.processes.run(opener, work)
 
 
-def _open_process_group(port: int, prefix: str, size: int, rank: int) -> Collective:
+def _open_process_group(port: int, secret: bytes, size: int, rank: int) -> Collective:
     from syncline.comms.process_group import ProcessGroup
     from syncline.comms.store import connect_store
 
     os.environ["GLOO_SOCKET_IFNAME"] = "lo"
-    store = connect_store("127.0.0.1", port, prefix, LIMIT_S)
-    return ProcessGroup(store, rank=rank, size=size, device=torch.device("cpu"), timeout_s=LIMIT_S)
+    store = connect_store("127.0.0.1", port, "view-0", LIMIT_S, secret)
+    group = ProcessGroup(store, rank=rank, size=size, device=torch.device("cpu"), timeout_s=LIMIT_S)
+    group.barrier()  # a rank that leaves while another still connects makes gloo fail there
+    return group
 
 
 def start_fork_server() -> None:

@@ -23,7 +23,6 @@ from torch import nn
 from syncline import zoo
 from syncline.bench.harness import Contender, Goal, Settings, Suite
 from syncline.bench.statistics import quantile
-from syncline.comms.collective import Solo
 from syncline.config.run import RunConfig
 from syncline.data.order import Position, permutation
 from syncline.plan.machine import Machine
@@ -164,8 +163,9 @@ def built_in(work: Workload) -> Loop:
     task = task.with_defaults()
     config = RunConfig(workers=1, epochs=1, batch=work.batch, seed=_SEED, threads=1, evaluate_every=0)
     recorder = _StepEnds(0)
-    runtime = Runtime(make_plan(task.facts(), config, Machine.here(), "cpu"), 0, Solo(), recorder)
+    runtime = Runtime(make_plan(task.facts(), config, Machine.here(), "cpu"), 0, recorder)
     job = Job(task, runtime)
+    job.enter_view()
     train(job)
     runtime.close()
     return Loop(recorder.step_ends, job.replica.model)

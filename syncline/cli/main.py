@@ -6,6 +6,7 @@ Here: what each command takes and calls. Not here: the work (`driver.py`), the f
 
 from __future__ import annotations
 
+import enum
 import sys
 from collections.abc import Iterator
 from contextlib import closing, contextmanager, nullcontext
@@ -15,7 +16,20 @@ from typing import Annotated, Any
 import typer
 
 from syncline import __version__
+from syncline.cli.chaos import chaos
 from syncline.cli.flags import with_run_options
+from syncline.cli.task_flags import (
+    ClipNorm,
+    Data,
+    DataDir,
+    Loss,
+    Lr,
+    Metrics,
+    Optimizer,
+    Schedule,
+    WeightDecay,
+    What,
+)
 from syncline.errors import ConfigError, Interrupted, SynclineError
 from syncline.telemetry.events import Event, RunEnded
 from syncline.view.observer import Observer
@@ -34,42 +48,22 @@ app = typer.Typer(
 
 _Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="Show only warnings and the result.")]
 _Json = Annotated[bool, typer.Option("--json", help="One JSON object a line; the last one is the summary.")]
-_Loss = Annotated[
-    str | None, typer.Option(help="A loss by torch's name, such as cross_entropy or 'huber_loss(delta=2)'.")
-]
-_Optimizer = Annotated[str | None, typer.Option(help="An optimiser by torch's name, such as 'adam(lr=0.001)'.")]
-_Lr = Annotated[float | None, typer.Option(help="The learning rate.")]
-_Schedule = Annotated[
-    str | None,
-    typer.Option(help="A learning-rate schedule by torch's name, such as CosineAnnealingLR; 'none' for none."),
-]
-_Metrics = Annotated[str | None, typer.Option(help="torchmetrics by name, with commas between: accuracy,f1_score.")]
-_WeightDecay = Annotated[float | None, typer.Option(help="Weight decay of the optimiser.")]
-_ClipNorm = Annotated[float | None, typer.Option(help="Clip the combined gradient to this norm.")]
-_What = Annotated[
-    str,
-    typer.Argument(
-        metavar="TASK", help="A model by name (lenet), a Python task (my_task.py:task) or a run file (my_run.toml)."
-    ),
-]
-_Data = Annotated[str | None, typer.Option("--data", "-d", help="A data set by name: digits or mnist.")]
-_DataDir = Annotated[Path | None, typer.Option(help="Where to look for data sets first.")]
 _Run = Annotated[Path, typer.Argument(metavar="RUN", help="A run directory, such as runs/lenet-mnist-20260101-120000.")]
 
 
 @app.command()
 @with_run_options()
 def train(
-    task: _What,
-    data: _Data = None,
-    loss: _Loss = None,
-    optimizer: _Optimizer = None,
-    lr: _Lr = None,
-    schedule: _Schedule = None,
-    metrics: _Metrics = None,
-    weight_decay: _WeightDecay = None,
-    clip_norm: _ClipNorm = None,
-    data_dir: _DataDir = None,
+    task: What,
+    data: Data = None,
+    loss: Loss = None,
+    optimizer: Optimizer = None,
+    lr: Lr = None,
+    schedule: Schedule = None,
+    metrics: Metrics = None,
+    weight_decay: WeightDecay = None,
+    clip_norm: ClipNorm = None,
+    data_dir: DataDir = None,
     quiet: _Quiet = False,
     json: _Json = False,
     *,
@@ -134,13 +128,45 @@ def resume(run_dir: _Run, quiet: _Quiet = False, json: _Json = False, *, setting
 
 @app.command()
 @with_run_options()
-def explain(task: _What, data: _Data = None, data_dir: _DataDir = None, *, settings: dict[str, Any]) -> None:
+def explain(task: What, data: Data = None, data_dir: DataDir = None, *, settings: dict[str, Any]) -> None:
     """Say what a run would do, without doing it: who computes what, and how they exchange it."""
     from syncline.cli.tasks import find_task
     from syncline.driver import explain_task
 
     found = find_task(task, {"data": data, "data_dir": data_dir}, settings, None)
     typer.echo(explain_task(found.task, found.config, data_dir=found.data_dir))
+
+
+@app.command()
+def audit(run_dir: _Run) -> None:
+    """Say of every epoch of a run how many samples were committed once, lost or repeated, whatever was killed."""
+    from syncline.data.audit import audit_file
+    from syncline.telemetry.run_dir import RunDir
+
+    found = audit_file(RunDir.existing(run_dir).ledger)
+    if not found.epochs:
+        raise ConfigError(f"{run_dir} has no ledger of samples: it has done nothing yet, or is a script's own loop.")
+    typer.echo("\n".join(found.in_words()))
+    if not found.is_clean:
+        raise typer.Exit(1)
+
+
+class _Change(enum.StrEnum):
+    ADD = "add"
+    REMOVE = "remove"
+
+
+@app.command()
+def workers(
+    run_dir: _Run,
+    change: Annotated[_Change, typer.Argument(help="Take more workers in, or let some go.")],
+    number: Annotated[int, typer.Argument(metavar="N", min=1, help="How many.")],
+) -> None:
+    """Let a run that is under way grow or shrink: syncline workers RUN add 2, syncline workers RUN remove 1."""
+    from syncline.cli.workers import change_workers
+
+    for line in change_workers(run_dir, add=number if change == "add" else 0, remove=number if change != "add" else 0):
+        typer.echo(line)
 
 
 @app.command()
@@ -258,6 +284,9 @@ def bench(
     except Interrupted as stopped:
         _complain(str(stopped), label="")
         raise typer.Exit(130) from stopped
+
+
+app.command()(chaos)
 
 
 class _Telling:

@@ -4,11 +4,13 @@ Here: the messages, the server's and the client's socket. Not here: what anybody
 (`coordinator/`, `workers/`), and bulk data (`collective.py`).
 
 A run makes two key pairs; only who was handed the workers' key pair gets through, and all traffic is encrypted.
-Messages are MessagePack and decode into the types below or not at all: nothing is unpickled.
+Messages are MessagePack and decode into the types below or not at all: nothing is unpickled. Who connects and has no
+key costs a descriptor, for a few seconds.
 """
 
 from __future__ import annotations
 
+import resource
 from typing import Any
 
 import msgspec
@@ -24,8 +26,12 @@ __all__ = [
     "Finished",
     "FromWorker",
     "Hello",
+    "LedgerLine",
     "Meet",
     "MeetingCall",
+    "NewView",
+    "Ready",
+    "Release",
     "ServerAddresses",
     "ServerReady",
     "ServersRequest",
@@ -34,6 +40,7 @@ __all__ = [
     "Stop",
     "Ticket",
     "ToWorker",
+    "ViewOf",
     "Welcome",
 ]
 
@@ -42,6 +49,8 @@ class Ticket(msgspec.Struct, frozen=True, kw_only=True):
     """All that a new process needs to join a run: who it is, and how to reach and convince the coordinator."""
 
     rank: int
+    life: int = 0
+    """How many processes have had this rank before: more than none for one that replaces another."""
     address: str
     server_key: str
     public_key: str
@@ -55,12 +64,31 @@ class Hello(msgspec.Struct, frozen=True, tag=True):
     pid: int
 
 
+class Ready(msgspec.Struct, frozen=True, tag=True):
+    """A worker that was started later can take part as soon as it is told of a View with it."""
+
+    rank: int
+    life: int
+
+
 class Events(msgspec.Struct, frozen=True, tag=True):
-    """Telemetry, and with it the sign that the worker lives; `step` shows whether its loop advances."""
+    """Telemetry, and with it the sign that the worker lives; `step` shows whether its loop advances.
+
+    `waits`: it is waiting for others just now.
+    """
 
     rank: int
     step: int
     events: list[dict[str, Any]]
+    life: int = 0
+    waits: bool = False
+
+
+class LedgerLine(msgspec.Struct, frozen=True, tag=True):
+    """A line for the ledger of samples, as `data/ledger.py` writes it."""
+
+    rank: int
+    line: bytes
 
 
 class StoreRequest(msgspec.Struct, frozen=True, tag=True):
@@ -73,6 +101,7 @@ class MeetingCall(msgspec.Struct, frozen=True, tag=True):
     """A worker has something to agree on with all the others, who are at other steps."""
 
     rank: int
+    view: int
     number: int
 
 
@@ -81,6 +110,7 @@ class ServerReady(msgspec.Struct, frozen=True, tag=True):
 
     rank: int
     address: str
+    life: int = 0
 
 
 class ServersRequest(msgspec.Struct, frozen=True, tag=True):
@@ -98,7 +128,10 @@ class Finished(msgspec.Struct, frozen=True, tag=True):
 
 
 class Failed(msgspec.Struct, frozen=True, tag=True):
-    """A worker cannot go on. `kind` is the exception's class name, `consequence` says that a peer failed before."""
+    """A worker cannot go on. `kind` is the exception's class name, `consequence` says that a peer failed before.
+
+    `is_first_step`: it had not done a single step, so another one in its place would hardly do better.
+    """
 
     rank: int
     kind: str
@@ -107,6 +140,17 @@ class Failed(msgspec.Struct, frozen=True, tag=True):
     step: int
     samples: list[int]
     consequence: bool
+    life: int = 0
+    is_first_step: bool = True
+
+
+class ViewOf(msgspec.Struct, frozen=True):
+    """Who takes part from now on, by number; a member's rank is its place among them."""
+
+    number: int
+    members: list[int]
+    control_segment: str | None
+    """Where shared memory for the members' exchanges is; None if they exchange otherwise."""
 
 
 class Welcome(msgspec.Struct, frozen=True, tag=True):
@@ -116,11 +160,23 @@ class Welcome(msgspec.Struct, frozen=True, tag=True):
     payload_path: str
     run_dir: str
     checkpoint_path: str | None
-    control_segment: str | None
+    view: ViewOf | None
+    """None for a process that was started later: it says when it is ready, and is told then."""
+    driver_pid: int
     python_path: list[str]
     working_dir: str
     secret: str
     """What a worker shows to a parameter server, and a server to a worker."""
+
+
+class NewView(msgspec.Struct, frozen=True, tag=True):
+    """Somebody was lost, joins or leaves: give up the exchange in progress, and go on in this View."""
+
+    view: ViewOf
+
+
+class Release(msgspec.Struct, frozen=True, tag=True):
+    """To a server of parameters: the workers are done."""
 
 
 class StoreAddress(msgspec.Struct, frozen=True, tag=True):
@@ -131,8 +187,9 @@ class StoreAddress(msgspec.Struct, frozen=True, tag=True):
 
 
 class Meet(msgspec.Struct, frozen=True, tag=True):
-    """Meeting `number` is called."""
+    """Meeting `number` of a View is called."""
 
+    view: int
     number: int
 
 
@@ -147,23 +204,31 @@ class Stop(msgspec.Struct, frozen=True, tag=True):
 
 
 class Abort(msgspec.Struct, frozen=True, tag=True):
-    """Another worker is gone: give up the exchange in progress."""
+    """The run has failed: give up the exchange in progress, and end."""
 
     reason: str
 
 
-FromWorker = Hello | Events | StoreRequest | MeetingCall | ServerReady | ServersRequest | Finished | Failed
-ToWorker = Welcome | StoreAddress | Meet | ServerAddresses | Stop | Abort
+FromWorker = (
+    Hello | Ready | Events | LedgerLine | StoreRequest | MeetingCall | ServerReady | ServersRequest | Finished | Failed
+)
+ToWorker = Welcome | NewView | StoreAddress | Meet | ServerAddresses | Stop | Release | Abort
 
 _encoder = msgspec.msgpack.Encoder()
 _from_worker: msgspec.msgpack.Decoder[FromWorker] = msgspec.msgpack.Decoder(FromWorker)
 _to_worker: msgspec.msgpack.Decoder[ToWorker] = msgspec.msgpack.Decoder(ToWorker)
+
+_HANDSHAKE_MS = 5000  # who is late is cut off; ZeroMQ lets a worker try again by itself
+_LONGEST_MESSAGE = 4 * 1024 * 1024  # what is longer ends the connection; a stranger may send that much, too
+_BACKLOG = 1024  # connections that nobody has taken yet
+_MOST_DESCRIPTORS = 65536
 
 
 class ControlServer:
     """The coordinator's end: one socket for all workers."""
 
     def __init__(self, host: str) -> None:
+        _make_room()
         self._context = zmq.Context()
         server_public, server_secret = zmq.curve_keypair()
         worker_public, worker_secret = zmq.curve_keypair()
@@ -176,14 +241,19 @@ class ControlServer:
         self._socket.curve_publickey = server_public
         self._socket.router_handover = True  # a replacement takes over the place of the worker that died
         self._socket.linger = 500
+        self._socket.handshake_ivl = _HANDSHAKE_MS
+        self._socket.maxmsgsize = _LONGEST_MESSAGE
+        self._socket.backlog = _BACKLOG
         port = self._socket.bind_to_random_port(f"tcp://{host}")
         self._keys = (server_public.decode(), worker_public.decode(), worker_secret.decode())
         self.address = f"tcp://{host}:{port}"
 
-    def ticket(self, rank: int) -> Ticket:
+    def ticket(self, rank: int, life: int = 0) -> Ticket:
         """What the worker of this rank needs to join."""
         server, public, secret = self._keys
-        return Ticket(rank=rank, address=self.address, server_key=server, public_key=public, secret_key=secret)
+        return Ticket(
+            rank=rank, life=life, address=self.address, server_key=server, public_key=public, secret_key=secret
+        )
 
     @property
     def socket(self) -> zmq.Socket[bytes]:
@@ -213,6 +283,7 @@ class ControlClient:
     """A worker's end. Used by one thread at a time."""
 
     def __init__(self, ticket: Ticket) -> None:
+        _make_room()
         self._context = zmq.Context()
         self._socket = self._context.socket(zmq.DEALER)
         self._socket.identity = _identity(ticket.rank)
@@ -246,6 +317,18 @@ class _OnlyKey:
         """ZeroMQ asks whether a client with this key may connect."""
         del domain
         return key == self._public_key
+
+
+def _make_room() -> None:
+    """Let this process open as many descriptors as the system allows it to.
+
+    ZeroMQ here and gloo in the workers take every connection first and ask who it is later. Without a descriptor left,
+    ZeroMQ turns in circles and gloo ends the process; many systems start with a limit of 1024 and allow far more.
+    """
+    now, most = resource.getrlimit(resource.RLIMIT_NOFILE)
+    wanted = _MOST_DESCRIPTORS if most == resource.RLIM_INFINITY else min(most, _MOST_DESCRIPTORS)
+    if now != resource.RLIM_INFINITY and now < wanted:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, most))
 
 
 def _identity(rank: int) -> bytes:

@@ -45,7 +45,8 @@ class ProcessGroup:
         self._children: list[Collective] = []
         if group is None:
             backend, timeout = "nccl" if device.type == "cuda" else "gloo", timedelta(seconds=timeout_s)
-            dist.init_process_group(backend, store=store, rank=rank, world_size=size, timeout=timeout)
+            self._do(lambda: dist.init_process_group(backend, store=store, rank=rank, world_size=size, timeout=timeout))
+            self.barrier()  # who left now would look, to one that is still connecting, as if it had died
 
     def allocate(self, numel: int, dtype: torch.dtype, device: torch.device) -> torch.Tensor:
         """Ordinary memory: the transport copies as it sends."""

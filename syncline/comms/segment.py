@@ -10,9 +10,11 @@ This module does not import torch, because the driver creates a segment before a
 
 from __future__ import annotations
 
+import errno
 import mmap
 import os
 import platform
+import secrets
 import sys
 from pathlib import Path
 
@@ -31,19 +33,24 @@ class Segment:
     @classmethod
     def create(cls, size_bytes: int, name: str) -> Segment:
         """New zeroed memory, all of it reserved now: a later write can not fail for want of space (`OSError` here)."""
-        descriptor = os.memfd_create(name, os.MFD_CLOEXEC)
+        # Numbers of processes and descriptors are given out again; a name that is drawn tells one segment from another.
+        unique = f"{name}-{secrets.token_hex(6)}"
+        descriptor = os.memfd_create(unique, os.MFD_CLOEXEC)
         try:
             os.posix_fallocate(descriptor, 0, size_bytes)
-            return cls(descriptor, f"/proc/{os.getpid()}/fd/{descriptor}", size_bytes)
+            return cls(descriptor, f"/proc/{os.getpid()}/fd/{descriptor}#{unique}", size_bytes)
         except BaseException:
             os.close(descriptor)
             raise
 
     @classmethod
     def attach(cls, address: str) -> Segment:
-        """The segment that another process created under `address`."""
-        descriptor = os.open(address, os.O_RDWR | os.O_CLOEXEC)
+        """The segment that another process created under `address`; `OSError` if it is gone."""
+        path, _, name = address.partition("#")
+        descriptor = os.open(path, os.O_RDWR | os.O_CLOEXEC)
         try:
+            if name and os.readlink(f"/proc/self/fd/{descriptor}") != f"/memfd:{name} (deleted)":
+                raise FileNotFoundError(errno.ENOENT, "that memory is gone, and its place taken by another", path)
             segment = cls(descriptor, address, os.fstat(descriptor).st_size)
         finally:
             os.close(descriptor)  # the mapping stays

@@ -58,6 +58,12 @@ class RunConfig:
         None, "The most shared memory a run may take, in MB. Default: half of what is free."
     )
     exchange_timeout_s: float = _f(300.0, "The longest a worker waits for the others in one exchange.")
+    on_loss: Literal["shrink-and-replace", "replace-only", "shrink", "stop"] = _f(
+        "shrink-and-replace",
+        "When a worker is lost: go on without it until another takes its place; wait for that one; go on without it "
+        "for good; or stop the run.",
+    )
+    most_losses: int = _f(10, "With more lost workers than this in five minutes, the run saves its work and stops.")
     out: str = _f("runs", "The folder in which run directories are made.")
     name: str | None = _f(None, "The name of the run directory. Default: model, data and time.")
     resume: str | None = _f(
@@ -72,7 +78,7 @@ class RunConfig:
         for name, least in (
             ("workers", 1), ("accumulate", 1), ("keep_checkpoints", 1), ("seed", 0), ("evaluate_every", 0),
             ("epochs", 1), ("batch", 1), ("threads", 1), ("max_steps", 1), ("checkpoint_every_steps", 1),
-            ("loaders", 0),
+            ("loaders", 0), ("most_losses", 0),
         ):  # fmt: skip
             value = getattr(self, name)
             if value is not None and (not isinstance(value, int) or isinstance(value, bool)):

@@ -12,7 +12,7 @@ from syncline.errors import SynclineError, WorkerFailed
 from syncline.plan.plan import Plan
 from syncline.telemetry.run_dir import RunDir
 
-__all__ = ["explain_failure"]
+__all__ = ["explain_failure", "memory_evidence"]
 
 
 def explain_failure(
@@ -22,6 +22,12 @@ def explain_failure(
     cause = supervision.first_cause()
     others = len({*(f.rank for f in supervision.failures), *(c.rank for c in supervision.crashes)}) - 1
     after = [_how_to_go_on(run_dir, last_checkpoint)]
+    if supervision.gave_up:
+        after.insert(
+            0,
+            f"More than {plan.most_losses} processes were lost within five minutes, so the run was ended; what the "
+            "others had done is saved. If such losses are to be expected, set --most-losses higher.",
+        )
     if isinstance(cause, Failed):
         own = getattr(errors, cause.kind, None)
         if isinstance(own, type) and issubclass(own, SynclineError) and own is not errors.PeerLost:
@@ -33,10 +39,11 @@ def explain_failure(
         body = cause.traceback.rstrip() or cause.message
         return WorkerFailed("\n".join([body, "", f"{_capital(where)}.", *_folded(others), *after]))
     if isinstance(cause, Exit):
-        evidence = _memory_evidence(cause)
+        evidence = memory_evidence(cause)
         log = _last_words(run_dir.log(cause.rank))
         text = f"{_capital(plan.name_of(cause.rank))} {cause.in_words()}{evidence}, after step {last_step}."
-        return WorkerFailed("\n".join([text, *log, *_folded(others), *after]))
+        folded = [] if supervision.gave_up else _folded(others)
+        return WorkerFailed("\n".join([text, *log, *folded, *after]))
     return WorkerFailed("\n".join(["The run ended for an unknown reason.", *after]))
 
 
@@ -52,7 +59,7 @@ def _folded(others: int) -> list[str]:
     return [f"The other worker{'s' if others > 1 else ''} ended because of it."]
 
 
-def _memory_evidence(exit: Exit) -> str:
+def memory_evidence(exit: Exit) -> str:
     """What can be read of the kernel's out-of-memory killer, for a process that was killed with SIGKILL."""
     if exit.signal != 9:
         return ""

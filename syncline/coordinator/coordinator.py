@@ -28,23 +28,42 @@ from syncline.comms.control import (
     Finished,
     FromWorker,
     Hello,
+    LedgerLine,
     Meet,
     MeetingCall,
+    NewView,
+    Ready,
+    Release,
     ServerAddresses,
     ServerReady,
     ServersRequest,
     Stop,
     StoreAddress,
     StoreRequest,
+    ViewOf,
     Welcome,
 )  # fmt: skip
 from syncline.comms.layout import ControlLayout
-from syncline.comms.segment import Segment
+from syncline.comms.segment import Segment, why_not_supported
+from syncline.coordinator.cause import memory_evidence
+from syncline.coordinator.membership import KillOne, Launch, Membership, Publish, View
 from syncline.coordinator.output import LogFollower
-from syncline.coordinator.supervision import End, Instruction, Kill, Supervision, TellAbort, TellStop
-from syncline.engines.engine import Engine
+from syncline.coordinator.requests import RequestBox
+from syncline.coordinator.supervision import (
+    End,
+    Instruction,
+    Kill,
+    Lost,
+    ReleaseServers,
+    Supervision,
+    TellAbort,
+    TellStop,
+)
+from syncline.data.ledger import decode
+from syncline.data.ledger_file import LedgerFile
+from syncline.engines.engine import Engine, Exit
 from syncline.plan.plan import Plan
-from syncline.telemetry.events import Event, Warned, WorkerOutput, from_dict
+from syncline.telemetry.events import Event, Warned, WorkerLost, WorkerOutput, from_dict
 from syncline.telemetry.run_dir import RunDir
 
 __all__ = ["Coordinator"]
@@ -68,17 +87,26 @@ class Coordinator:
     ) -> None:
         self._plan, self._run_dir, self._engine, self._emit = plan, run_dir, engine, emit
         self._payload_path, self._checkpoint_path = payload_path, checkpoint_path
-        self.supervision = Supervision(plan.processes)
+        self.membership = Membership(
+            plan.size,
+            plan.servers,
+            # A loop of the user's own is somewhere in their code; only they know how to go on from there.
+            policy="stop" if plan.kind == "own-loop" else plan.on_loss,
+            least=2 if plan.held_out else 1,
+            most_losses=plan.most_losses,
+        )
+        self.supervision = Supervision(self.membership)
         self.last_step = 0
         self._server = ControlServer(_LOOPBACK)
         self._control: Segment | None = None
-        if plan.collective == "shared-memory":
-            self._control = Segment.create(ControlLayout(plan.size).total_bytes, "syncline-control")
+        self._view = self._open(self.membership.view)
         self._store: tuple[Any, int] | None = None
         self._secret = secrets.token_hex(32)
         self._servers: dict[int, str] = {}
         self._waiting_for_servers: list[int] = []
         self._output = LogFollower(run_dir.log(0))
+        self._ledger = LedgerFile(run_dir.ledger)
+        self._requests = RequestBox(run_dir.path)
 
     def run(self) -> End:
         """Launch the workers and see them through to the end."""
@@ -87,7 +115,7 @@ class Coordinator:
         poller.register(self._engine.fileno(), zmq.POLLIN)
         with _interrupts() as interrupts:
             for rank in range(self._plan.processes):
-                self._engine.launch(self._server.ticket(rank), self._run_dir.log(rank))
+                self._launch(rank, 0)
             while True:
                 poller.poll(_TICK_MS)
                 instructions: list[Instruction] = []
@@ -98,6 +126,9 @@ class Coordinator:
                 while interrupts:
                     interrupts.pop()
                     instructions += self.supervision.on_interrupt(time.monotonic())
+                for wish in self._requests.poll():
+                    instructions += self.supervision.add(wish.add) if wish.add else []
+                    instructions += self.supervision.remove(wish.remove) if wish.remove else []
                 instructions += self.supervision.on_tick(time.monotonic())
                 self._pass_on_output()
                 for instruction in instructions:
@@ -109,30 +140,41 @@ class Coordinator:
     def close(self) -> None:
         """Release sockets and memory."""
         self._server.close()
+        self._ledger.close()
+        self._requests.close()
         if self._control is not None:
             self._control.close_descriptor()
+        if self._store is not None:
+            self._store[0].close()
         self._control = self._store = None
 
     def _on_message(self, message: FromWorker) -> list[Instruction]:
         now = time.monotonic()
         if isinstance(message, Hello):
-            self._server.send(message.rank, self._welcome())
+            is_late = self.membership.life_of(message.rank) > 0 or message.rank >= self._plan.processes
+            self._server.send(message.rank, self._welcome(None if is_late else self._view))
+        elif isinstance(message, Ready):
+            return self.supervision.on_ready(message.rank, message.life, now)
         elif isinstance(message, Events):
             self.last_step = max(self.last_step, message.step)
+            self.supervision.on_sign(message, now)
             for data in message.events:
                 try:
                     event = from_dict(data)
                 except msgspec.ValidationError:
                     continue  # from another version; a run does not end for want of a number on the screen
                 self._emit(event)
+        elif isinstance(message, LedgerLine):
+            self._write_ledger(message)
         elif isinstance(message, StoreRequest):
             self._server.send(message.rank, StoreAddress(_LOOPBACK, self._store_port()))
         elif isinstance(message, MeetingCall):
-            for rank in range(self._plan.size):
-                self._server.send(rank, Meet(message.number))
+            for rank in self._view.members:
+                self._server.send(rank, Meet(message.view, message.number))
         elif isinstance(message, ServerReady):
             self._servers[message.rank] = message.address
             self._tell_of_servers()
+            return self.supervision.on_ready(message.rank, message.life, now)
         elif isinstance(message, ServersRequest):
             self._waiting_for_servers.append(message.rank)
             self._tell_of_servers()
@@ -142,18 +184,75 @@ class Coordinator:
             return self.supervision.on_failed(message, now)
         return []
 
+    def _write_ledger(self, message: LedgerLine) -> None:
+        try:
+            self._ledger.write(decode(message.line))
+        except msgspec.DecodeError:
+            return  # makes no sense
+        except OSError as error:
+            self._emit(Warned(message=f"ledger.jsonl could not be written: {error.strerror}. Training goes on."))
+
     def _act(self, instruction: Instruction) -> None:
         if isinstance(instruction, TellStop):
-            self._emit(Warned(message="Stopping: the work is saved after the current step. Ctrl-C again ends at once."))
+            if instruction.is_users_wish:
+                self._emit(
+                    Warned(message="Stopping: the work is saved after the current step. Ctrl-C again ends at once.")
+                )
             self._tell_all(Stop())
         elif isinstance(instruction, TellAbort):
-            self._tell_all(Abort(instruction.reason))
+            self._tell_all(Abort(instruction.reason), workers_only=instruction.workers_only)
         elif isinstance(instruction, Kill):
             self._engine.kill()
+        elif isinstance(instruction, KillOne):
+            self._engine.kill(instruction.number)
+        elif isinstance(instruction, Lost):
+            self._tell_of_loss(instruction)
+        elif isinstance(instruction, Launch):
+            self._launch(instruction.number, instruction.life)
+        elif isinstance(instruction, Publish):
+            self._view = self._open(instruction.view)
+            self._tell_all(NewView(self._view))
+        elif isinstance(instruction, ReleaseServers):
+            self._tell_all(Release())
 
-    def _tell_all(self, message: Stop | Abort) -> None:
-        for rank in range(self._plan.processes):
-            self._server.send(rank, message)
+    def _launch(self, number: int, life: int) -> None:
+        self._servers.pop(number, None)
+        self.supervision.on_start(number, time.monotonic())
+        self._engine.launch(self._server.ticket(number, life), self._run_dir.log(number))
+
+    def _open(self, view: View) -> ViewOf:
+        """A View with what its members need; those of before can attach to the old memory no more."""
+        if self._control is not None:
+            self._control.close_descriptor()
+            self._control = None
+        if len(view.members) > 1 and self._plan.collective != "process-group" and why_not_supported() is None:
+            self._control = Segment.create(ControlLayout(len(view.members)).total_bytes, "syncline-control")
+        return ViewOf(view.number, list(view.members), self._control.address if self._control else None)
+
+    def _tell_of_loss(self, lost: Lost) -> None:
+        if lost.hung:
+            how = f"{lost.hung} and was ended"
+        elif isinstance(lost.cause, Exit):
+            how = lost.cause.in_words() + memory_evidence(lost.cause)
+        else:
+            how = f"raised {lost.cause.kind}"
+        left = len(self.membership.view.members)
+        self._emit(
+            WorkerLost(
+                rank=lost.cause.rank,
+                name=self._plan.name_of(lost.cause.rank),
+                cause=how,
+                step=self.last_step,
+                workers=left,
+                is_replaced=lost.replaced,
+                detail=lost.cause.traceback if isinstance(lost.cause, Failed) else "",
+            )
+        )
+
+    def _tell_all(self, message: Stop | Abort | NewView | Release, *, workers_only: bool = False) -> None:
+        for number in self.membership.here:
+            if not (workers_only and self.membership.is_server(number)):
+                self._server.send(number, message)
 
     def _tell_of_servers(self) -> None:
         """To those who asked, as soon as all servers are there."""
@@ -163,13 +262,14 @@ class Coordinator:
         while self._waiting_for_servers:
             self._server.send(self._waiting_for_servers.pop(), ServerAddresses(addresses))
 
-    def _welcome(self) -> Welcome:
+    def _welcome(self, view: ViewOf | None) -> Welcome:
         return Welcome(
             plan=self._plan.to_dict(),
             payload_path=str(self._payload_path),
             run_dir=str(self._run_dir.path.resolve()),
             checkpoint_path=str(self._checkpoint_path.resolve()) if self._checkpoint_path else None,
-            control_segment=self._control.address if self._control else None,
+            view=view,
+            driver_pid=os.getpid(),
             python_path=[os.path.abspath(p) if p else os.getcwd() for p in sys.path],
             working_dir=os.getcwd(),
             secret=self._secret,
@@ -180,7 +280,7 @@ class Coordinator:
         if self._store is None:
             from syncline.comms.store import host_store
 
-            self._store = host_store(_LOOPBACK)
+            self._store = host_store(_LOOPBACK, bytes.fromhex(self._secret))
         return self._store[1]
 
     def _pass_on_output(self, *, to_the_end: bool = False) -> None:

@@ -14,30 +14,13 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from syncline.algorithms.partition import share
+from syncline.data.position import Position
+from syncline.data.stint import Range, Stint
 
 __all__ = ["Position", "SampleOrder", "Share", "hold_out", "permutation", "step_seed"]
 
 _HELD_OUT = 0x48454C44
 """Sets the stream that chooses what is held out apart from those of the epochs."""
-
-
-@dataclass(frozen=True)
-class Position:
-    """Where a run is: `cursor` samples of `epoch` are done, after `step` steps in all."""
-
-    epoch: int = 0
-    cursor: int = 0
-    step: int = 0
-
-    def after(self, samples: int, count: int) -> Position:
-        """The position when `samples` more of `count` are done; a finished epoch is the start of the next."""
-        cursor = self.cursor + samples
-        return (
-            Position(self.epoch + 1, 0, self.step + 1)
-            if cursor >= count
-            else Position(self.epoch, cursor, self.step + 1)
-        )
 
 
 @dataclass(frozen=True)
@@ -47,6 +30,10 @@ class Share:
     position: Position
     indices: np.ndarray
     batch: int
+    ranges: tuple[Range, ...]
+    """The same samples, as places in the order."""
+    after: Position
+    """Where the run is when the step is done."""
 
     @property
     def weight(self) -> float:
@@ -94,13 +81,18 @@ class SampleOrder:
 
     def shares(self, start: Position, *, rank: int, size: int, epochs: int | None = None) -> Iterator[Share]:
         """Worker `rank`'s part of every step from `start` to the end of epoch `epochs` (None: without end)."""
-        position = start
-        while epochs is None or position.epoch < epochs:
-            epoch = position.epoch
-            order = permutation(self.seed, epoch, self.count) if self.shuffle else np.arange(self.count)
-            order = order if self.kept is None else self.kept[order]
-            while position.epoch == epoch:
-                indices = order[position.cursor : position.cursor + self.batch]
-                low, high = share(len(indices), size, rank)
-                yield Share(position, indices[low:high], len(indices))
-                position = position.after(len(indices), self.count)
+        return self.shares_of(Stint(start, size, self.count, self.batch, epochs), rank)
+
+    def shares_of(self, stint: Stint, rank: int) -> Iterator[Share]:
+        """Worker `rank`'s part of every step of a stint."""
+        orders: dict[int, np.ndarray] = {}
+        for dealt in stint.dealt(rank):
+            needed = {epoch for epoch, _, _ in dealt.ranges} | {dealt.position.epoch}
+            orders = {epoch: orders[epoch] if epoch in orders else self._order(epoch) for epoch in needed}
+            parts = [orders[epoch][low:high] for epoch, low, high in dealt.ranges]
+            indices = parts[0] if len(parts) == 1 else np.concatenate([orders[dealt.position.epoch][:0], *parts])
+            yield Share(dealt.position, indices, dealt.batch, dealt.ranges, dealt.after(self.count))
+
+    def _order(self, epoch: int) -> np.ndarray:
+        order = permutation(self.seed, epoch, self.count) if self.shuffle else np.arange(self.count)
+        return order if self.kept is None else self.kept[order]

@@ -24,6 +24,8 @@ class Exit:
     pid: int
     code: int | None
     signal: int | None
+    life: int = 0
+    """Which of the processes that had this rank in turn."""
 
     def in_words(self) -> str:
         """For people."""
@@ -41,8 +43,8 @@ class Engine(Protocol):
     def poll(self) -> list[Exit]:
         """The workers that have ended since the last call. Does not wait."""
 
-    def kill(self) -> None:
-        """End all workers now."""
+    def kill(self, rank: int | None = None) -> None:
+        """End all workers now, or the one of this rank."""
 
     def close(self) -> None:
         """End everything this engine started, and wait until it is gone."""

@@ -56,6 +56,8 @@ class LocalEngine:
                 # Ctrl-C in the terminal is for the driver alone.
                 start_new_session=True,
             )
+        self._poll = select.poll()
+        self._poll.register(self._socket, select.POLLIN)
         self._received = b""
         self._closed = self._has_launched = False
 
@@ -67,7 +69,7 @@ class LocalEngine:
 
     def poll(self) -> list[Exit]:
         """The workers that have ended."""
-        while select.select([self._socket], [], [], 0)[0]:
+        while self._poll.poll(0):
             data = self._socket.recv(65536)
             if not data:
                 code = self._zygote.wait(timeout=5)
@@ -79,9 +81,9 @@ class LocalEngine:
         *lines, self._received = self._received.split(b"\n")
         return [Exit(**json.loads(line)) for line in lines]
 
-    def kill(self) -> None:
-        """End all workers now."""
-        self._send({"do": "kill"})
+    def kill(self, rank: int | None = None) -> None:
+        """End all workers now, or one."""
+        self._send({"do": "kill", "rank": rank})
 
     def close(self) -> None:
         """End the workers and the zygote."""

@@ -23,7 +23,7 @@ from typing import Any, NoReturn
 
 __all__: list[str] = []
 
-_GRACE_S = 10.0
+_GRACE_S = 7.0
 
 
 def main() -> None:
@@ -44,7 +44,7 @@ class Zygote:
         self._owner = owner
         self._selector = selectors.DefaultSelector()
         self._selector.register(owner, selectors.EVENT_READ)
-        self._workers: dict[int, tuple[int, int]] = {}  # pid -> (rank, pidfd)
+        self._workers: dict[int, tuple[int, int, int]] = {}  # pid -> (rank, life, pidfd)
         self._received = b""
 
     def serve(self) -> None:
@@ -69,18 +69,19 @@ class Zygote:
             if pid == 0:
                 self._become_worker(order)
             descriptor = os.pidfd_open(pid)
-            self._workers[pid] = (order["ticket"]["rank"], descriptor)
+            self._workers[pid] = (order["ticket"]["rank"], order["ticket"]["life"], descriptor)
             self._selector.register(descriptor, selectors.EVENT_READ, data=pid)
         elif order["do"] == "kill":
-            self._signal_all(signal.SIGKILL)
+            self._signal_all(signal.SIGKILL, order["rank"])
 
     def _reap(self, pid: int) -> None:
         _, status = os.waitpid(pid, 0)
-        rank, descriptor = self._workers.pop(pid)
+        rank, life, descriptor = self._workers.pop(pid)
         self._selector.unregister(descriptor)
         os.close(descriptor)
         code = os.waitstatus_to_exitcode(status)
-        report = {"rank": rank, "pid": pid, "code": code if code >= 0 else None, "signal": -code if code < 0 else None}
+        report = {"rank": rank, "life": life, "pid": pid, "code": None, "signal": None}
+        report["code" if code >= 0 else "signal"] = abs(code)
         try:
             self._owner.sendall(json.dumps(report).encode() + b"\n")
         except OSError:
@@ -99,8 +100,10 @@ class Zygote:
                 self._signal_all(signal.SIGKILL)
                 deadline = time.monotonic() + 1.0
 
-    def _signal_all(self, number: int) -> None:
-        for _, descriptor in self._workers.values():
+    def _signal_all(self, number: int, only: int | None = None) -> None:
+        for rank, _, descriptor in self._workers.values():
+            if only not in (None, rank):
+                continue
             try:
                 signal.pidfd_send_signal(descriptor, number)
             except ProcessLookupError:
@@ -111,7 +114,7 @@ class Zygote:
         try:
             self._owner.close()
             self._selector.close()
-            for _, descriptor in self._workers.values():
+            for _, _, descriptor in self._workers.values():
                 os.close(descriptor)
             _die_with_parent()
             log = os.open(order["log"], os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)

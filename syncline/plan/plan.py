@@ -6,7 +6,8 @@ Here: the type, its JSON form and its form in words (`syncline explain`). Not he
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass, field
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, field, replace
 from typing import Any, Literal
 
 import msgspec
@@ -56,6 +57,10 @@ class Plan:
     """How many processes keep parameters for the workers."""
     held_out: int = 0
     """How many training samples are kept for tournaments; `train_samples` is without them."""
+    on_loss: Literal["shrink-and-replace", "replace-only", "shrink", "stop"] = "shrink-and-replace"
+    """What happens when a worker is lost."""
+    most_losses: int = 10
+    """With more losses than this in five minutes, the run ends with its work saved."""
     notes: tuple[str, ...] = field(default=())
 
     @property
@@ -68,9 +73,23 @@ class Plan:
         """Workers and servers; servers have the ranks after the workers'."""
         return self.size + self.servers
 
-    def name_of(self, rank: int) -> str:
-        """A process, for people."""
-        return f"worker {rank}" if rank < self.size else f"server {rank - self.size}"
+    def name_of(self, number: int) -> str:
+        """A process, for people; workers that were added later have the numbers after the servers'."""
+        return f"server {number - self.size}" if self.is_server(number) else f"worker {number}"
+
+    def is_server(self, number: int) -> bool:
+        """Whether the process with this number keeps parameters; those after it are workers that were added."""
+        return self.size <= number < self.processes
+
+    def with_members(self, members: Sequence[int]) -> Plan:
+        """The plan for these workers, by number: other devices, and shares that need no more memory than before."""
+        if list(members) == list(range(self.size)):
+            return self
+        workers = tuple(
+            replace(self.workers[number % self.size], rank=rank) for rank, number in enumerate(sorted(members))
+        )
+        pieces = -(-self.accumulate * self.size // len(workers)) if self.accumulate > 1 else self.accumulate
+        return replace(self, workers=workers, accumulate=max(pieces, self.accumulate))
 
     def to_dict(self) -> dict[str, Any]:
         """As plain data, for JSON and the control channel."""

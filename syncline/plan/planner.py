@@ -96,6 +96,8 @@ def make_plan(facts: TaskFacts, config: RunConfig, machine: Machine, device: str
         fingerprint=facts.fingerprint,
         servers=servers_needed(strategy),
         held_out=held,
+        on_loss=config.on_loss,
+        most_losses=config.most_losses,
         notes=tuple(notes),
     )
 

@@ -13,6 +13,7 @@ al. 2023). With n = 1, `average` and plain SGD it is `gradients | every(1)`.
 from __future__ import annotations
 
 import io
+import struct
 from typing import Any
 
 import torch
@@ -20,7 +21,7 @@ import torch
 from syncline.algorithms.outer import average
 from syncline.comms.collective import Collective
 from syncline.strategies.combine import make_combiner
-from syncline.strategies.exchange import PlainExchange, Replica
+from syncline.strategies.exchange import PlainExchange, Recovery, Replica
 from syncline.strategies.flat import FlatParameters
 from syncline.strategies.how import How
 from syncline.strategies.what import Updates
@@ -28,11 +29,17 @@ from syncline.strategies.what import Updates
 __all__ = ["CombineUpdates", "adopt_optimizer", "state_in_common"]
 
 
+_PLACE = struct.Struct("<Qd")  # the step of the last exchange, the weight since
+
+
 class CombineUpdates(PlainExchange):
     """An `Exchange`: local steps, and every n of them an outer one."""
 
+    recovery: Recovery = "merge"
+
     def __init__(self, replica: Replica, what: Updates, steps: int, how: How) -> None:
         super().__init__(replica)
+        self._at = self._exchanged_at = replica.step
         self._what, self._steps = what, steps
         self._flat = FlatParameters(replica.gradients.parameters, what="updates")
         shapes = [p.shape for p in self._flat.parameters]
@@ -51,6 +58,7 @@ class CombineUpdates(PlainExchange):
 
     def after_update(self, weight: float) -> bool:
         """Count the step, and exchange if it is time to."""
+        self._at += 1
         self._steps_since += 1
         self._weight_since += weight
         if self._steps_since < self._steps:
@@ -66,9 +74,8 @@ class CombineUpdates(PlainExchange):
     def settle(self) -> None:
         """Exchange what was done since the last time."""
         if self._steps_since:
-            weight = self._weight_since / self._steps_since
-            self._steps_since, self._weight_since = 0, 0.0
-            self.combine(weight)
+            self.combine(self._weight_since / self._steps_since)
+            self._steps_since, self._weight_since, self._exchanged_at = 0, 0.0, self._at
 
     def combine(self, weight: float) -> None:
         """Exchange now; `weight` is this worker's part of the samples since the last time."""
@@ -87,6 +94,45 @@ class CombineUpdates(PlainExchange):
         if self._what.optimizer_state:
             self._average_optimizer_state(weight)
         self.replica.log.exchanged(disagreement=apart)
+
+    def effects(self) -> dict[int, int] | None:
+        """Of the others, what was there at the last exchange."""
+        size, rank = self.replica.collective.size, self.replica.collective.rank
+        return {**dict.fromkeys(range(size), self._exchanged_at), rank: self._at}
+
+    def merge(self, survivors: Collective) -> None:
+        """Exchange early, among those who are left; who missed the end of the last exchange takes it over first."""
+        places = [_PLACE.unpack(data) for data in survivors.gather(_PLACE.pack(self._exchanged_at, self._weight()))]
+        last = max(at for at, _ in places)
+        anchor, outer = self._anchor, dict(self._outer_state)
+        if any(at != last for at, _ in places):
+            source = next(rank for rank, (at, _) in enumerate(places) if at == last)
+            anchor = anchor.clone()
+            survivors.broadcast_(anchor, source)
+            file = io.BytesIO()
+            torch.save(dict(outer), file)
+            outer = torch.load(io.BytesIO(survivors.gather(file.getvalue())[source]), weights_only=True)
+        is_behind = self._exchanged_at != last  # all that it had done was in that exchange
+        weights = [weight if at == last else 0.0 for at, weight in places]
+        total = sum(weights)
+        delta = torch.zeros_like(anchor) if is_behind else self._flat.read() - anchor
+        if total:
+            survivors.sum_(delta, weights[survivors.rank] / total)
+            anchor, state = self._what.outer.step(anchor, delta, outer)
+            outer = dict(state)
+        survivors.barrier()  # from here on nobody can be stopped in the middle
+        self._anchor, self._outer_state = anchor, outer
+        self._flat.write(self._anchor)
+        self._steps_since, self._weight_since = 0, 0.0
+        self._exchanged_at = max(last, self._exchanged_at)
+
+    def newcomers_state(self) -> dict[str, Any] | None:
+        """As this worker's, but nothing that could not be sent yet."""
+        return {**self.private_state(), "combiner": {**self._combiner.state(), "residual": None}}
+
+    def _weight(self) -> float:
+        """This worker's part of the samples since the last exchange."""
+        return self._weight_since / self._steps_since if self._steps_since else 0.0
 
     def private_state(self) -> dict[str, Any]:
         """This worker's optimiser, the outer one, and what could not be sent yet."""

@@ -22,7 +22,8 @@ import torch
 
 from syncline.algorithms.brackets import Contested, draw, perturb, rival_wins
 from syncline.algorithms.mixing import Mixing
-from syncline.strategies.exchange import PlainExchange, Replica
+from syncline.comms.collective import Collective
+from syncline.strategies.exchange import PlainExchange, Recovery, Replica
 from syncline.strategies.what import Models
 
 __all__ = ["Compete"]
@@ -34,11 +35,13 @@ _LIMITS = {"momentum": (0.0, 0.999)}
 class Compete(PlainExchange):
     """An `Exchange`: models are trained apart and meet every n steps."""
 
+    recovery: Recovery = "merge"
+
     def __init__(self, replica: Replica, what: Models, steps: int) -> None:
         super().__init__(replica)
         assert replica.score is not None, "the planner refuses tournaments where nothing can be scored"
         self._what, self._steps, self._score = what, steps, replica.score
-        self._step = replica.step
+        self._step = self._met_at = replica.step
         # A schedule sets the learning rate anew in every step, so what varies is a factor on whatever it says. The rate
         # is meant for the batch of all workers; a model that is trained on a K-th of it takes a K-th of the rate.
         self._lr_factor = 1.0 / replica.collective.size
@@ -66,6 +69,7 @@ class Compete(PlainExchange):
         if self._step % self._steps:
             return False
         self._tournament(self._step // self._steps)
+        self._met_at = self._step
         self.replica.collective.sum_(self.replica.gradients.riders, weight)
         return True
 
@@ -83,6 +87,22 @@ class Compete(PlainExchange):
     def settle(self) -> None:
         """The best model."""
         self._adopt_best()
+
+    def effects(self) -> dict[int, int] | None:
+        """Of the others, what they had at the last tournament: after it, somebody may have gone on with their model."""
+        size, rank = self.replica.collective.size, self.replica.collective.rank
+        return {**dict.fromkeys(range(size), self._met_at), rank: self._step}
+
+    def merge(self, survivors: Collective) -> None:
+        """Everybody keeps its own model; one that was just being shown the best takes its own back."""
+        survivors.barrier()
+        if self._own is not None:
+            _overwrite(self._model_tensors(), self._own)
+            self._own = None
+
+    def newcomers_state(self) -> dict[str, Any] | None:
+        """As this worker's: a copy of its model takes the place of the one that was lost."""
+        return self.private_state()
 
     def private_state(self) -> dict[str, Any]:
         """This worker's model, optimiser and hyper-parameters."""

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any, Literal, Protocol
 
 import torch
 
@@ -21,7 +21,17 @@ from syncline.strategies.gradients import GradientBuffer
 if TYPE_CHECKING:
     from syncline.comms.parameter_server.client import ParameterServers
 
-__all__ = ["Exchange", "NoLog", "PlainExchange", "Replica", "StrategyLog", "adopt_first"]
+__all__ = ["Exchange", "NoLog", "PlainExchange", "Recovery", "Replica", "StrategyLog", "adopt_first"]
+
+
+Recovery = Literal["equal", "merge", "saved"]
+"""How the others go on when a worker is lost.
+
+equal   the replicas are equal up to the step in flight: who is furthest gives its own to those who are behind or new
+merge   each holds something of its own: they bring it together (`Exchange.merge`); of the lost worker's steps it is
+        known which are in it (`Exchange.effects`), and the others are done again
+saved   neither: all go back to the last checkpoint
+"""
 
 
 class StrategyLog(Protocol):
@@ -116,6 +126,22 @@ class Exchange(Protocol):
     def is_asynchronous(self) -> bool:
         """Whether each worker goes at its own pace."""
 
+    @property
+    def recovery(self) -> Recovery:
+        """How the others go on when a worker is lost; see `Recovery`."""
+
+    def effects(self) -> dict[int, int] | None:
+        """Of which worker, by rank, how many steps are in what the workers hold, as far as this one knows.
+
+        Asked where recovery is "merge". None if it cannot be said this time: then all go back to what is saved.
+        """
+
+    def merge(self, survivors: Collective) -> None:
+        """Somebody is lost. Bring what the survivors hold together, so that each of them can go on from there.
+
+        All of them call this, with a collective of theirs alone. If it raises, this replica is as it was before.
+        """
+
     def begin(self) -> None:
         """Before the first step: bring all replicas to where the strategy wants them."""
 
@@ -156,14 +182,21 @@ class Exchange(Protocol):
     def load_private_state(self, state: dict[str, Any]) -> None:
         """Take up a state from `private_state`."""
 
+    def carried_state(self) -> dict[str, Any] | None:
+        """What of the private state this worker takes along when it goes on with others."""
+
+    def newcomers_state(self) -> dict[str, Any] | None:
+        """What of it a worker needs that takes this one's replica."""
+
     def close(self) -> None:
-        """Release what this exchange holds."""
+        """Release what this exchange holds, and let go of memory that others see. Nobody is waited for."""
 
 
 class PlainExchange:
     """An `Exchange` that exchanges nothing: each worker trains by itself. Strategies say what they do differently."""
 
     is_asynchronous = False
+    recovery: Recovery = "saved"
 
     def __init__(self, replica: Replica) -> None:
         self.replica = replica
@@ -215,6 +248,22 @@ class PlainExchange:
     def load_private_state(self, state: dict[str, Any]) -> None:
         """Nothing."""
         del state
+
+    def effects(self) -> dict[int, int] | None:
+        """Not known."""
+        return None
+
+    def merge(self, survivors: Collective) -> None:
+        """Not asked for, unless recovery is "merge"."""
+        raise NotImplementedError(f"{type(self).__name__} cannot merge what survivors hold")
+
+    def carried_state(self) -> dict[str, Any] | None:
+        """All of it."""
+        return self.private_state()
+
+    def newcomers_state(self) -> dict[str, Any] | None:
+        """Nothing."""
+        return None
 
     def close(self) -> None:
         """Nothing is held."""

@@ -13,6 +13,7 @@ from contextlib import ExitStack, contextmanager
 import torch
 
 from syncline.algorithms.mixing import bipartite, choose_passive
+from syncline.comms.collective import Collective
 from syncline.comms.lock import LOCK_BYTES, SharedLock
 from syncline.strategies.exchange import Replica
 from syncline.strategies.flat import distance
@@ -45,6 +46,8 @@ class MixAtAnyTime(OwnModels):
                 SharedLock.initialise(lock_memory, rank * LOCK_BYTES)
         collective.barrier()
         self._locks = [SharedLock(lock_memory, rank * LOCK_BYTES) for rank in range(collective.size)]
+        # Of each worker, the steps it has done, and those that another one has in its model, too.
+        self._done, self._known = collective.share(2 * collective.size, torch.int64).view(2, -1)
         self._x = self._models[collective.rank]
         self._flat.read(self._x)
         self._flat.move_to(self._x)
@@ -58,10 +61,22 @@ class MixAtAnyTime(OwnModels):
         with self._locks[self.replica.collective.rank].held(_LOCK_TIMEOUT_S):
             super().update()
 
+    def merge(self, survivors: Collective) -> None:
+        """The mean of the survivors' models; until they stopped, they may have averaged into each other's."""
+        survivors.barrier()
+        self._flat.write(self._x)
+        super().merge(survivors)
+
+    def effects(self) -> dict[int, int] | None:
+        """Of the others, what was averaged into another model."""
+        known = {rank: self.replica.step + count for rank, count in enumerate(self._known.tolist())}
+        return {**known, self.replica.collective.rank: self._step}
+
     def after_update(self, weight: float) -> bool:
         """An active worker averages with a passive one."""
         del weight
         self._step += 1
+        self._done[self.replica.collective.rank] = self._step - self.replica.step
         if not self._is_active:
             return False
         collective, log = self.replica.collective, self.replica.log
@@ -75,6 +90,8 @@ class MixAtAnyTime(OwnModels):
             mean = torch.add(mine, theirs).mul_(0.5)
             mine.copy_(mean)
             theirs.copy_(mean)
+            for rank in (collective.rank, other):
+                self._known[rank] = self._done[rank]
         self._bytes += 2 * mine.nbytes  # its own model to the other one, and the other one's to it
         log.exchanged(disagreement=apart)
         return False
@@ -87,6 +104,10 @@ class MixAtAnyTime(OwnModels):
         with super().shared():
             yield
         collective.barrier()
+
+    def close(self) -> None:
+        """From now on this worker's parameters are its own."""
+        self._flat.move_to(self._x.clone())
 
     def settle(self) -> None:
         """A copy of its own for every worker, with the mean."""

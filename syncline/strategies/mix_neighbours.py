@@ -20,7 +20,8 @@ from typing import Any
 import torch
 
 from syncline.algorithms.mixing import TOPOLOGIES
-from syncline.strategies.exchange import PlainExchange, Replica
+from syncline.comms.collective import Collective
+from syncline.strategies.exchange import PlainExchange, Recovery, Replica
 from syncline.strategies.flat import FlatParameters, distance
 
 __all__ = ["MixNeighbours", "OwnModels"]
@@ -31,6 +32,8 @@ _LOOK_EVERY = 50
 
 class OwnModels(PlainExchange):
     """What both rhythms have in common: every worker has a model of its own; what they share is the mean."""
+
+    recovery: Recovery = "merge"
 
     def __init__(self, replica: Replica) -> None:
         super().__init__(replica)
@@ -51,6 +54,17 @@ class OwnModels(PlainExchange):
     def settle(self) -> None:
         """The mean of all models."""
         self._flat.write(self._mean())
+
+    def merge(self, survivors: Collective) -> None:
+        """The mean of the survivors' models, for good: new neighbours start equal."""
+        mean = self._flat.read()
+        survivors.sum_(mean, 1.0 / survivors.size)
+        survivors.barrier()  # from here on nobody can be stopped in the middle
+        self._flat.write(mean)
+
+    def newcomers_state(self) -> dict[str, Any] | None:
+        """As this worker's."""
+        return self.private_state()
 
     def private_state(self) -> dict[str, Any]:
         """This worker's own model and optimiser."""
@@ -78,7 +92,12 @@ class MixNeighbours(OwnModels):
     def __init__(self, replica: Replica, topology: str, steps: int) -> None:
         super().__init__(replica)
         self._topology, self._steps = TOPOLOGIES[topology], steps
-        self._step = replica.step
+        self._step = self._mixed_at = replica.step
+
+    def effects(self) -> dict[int, int] | None:
+        """Of the others, what they had when this worker last mixed."""
+        size, rank = self.replica.collective.size, self.replica.collective.rank
+        return {**dict.fromkeys(range(size), self._mixed_at), rank: self._step}
 
     def begin(self) -> None:
         """Everybody starts from the first worker's parameters."""
@@ -103,4 +122,5 @@ class MixNeighbours(OwnModels):
             apart = distance(self._x, self._mean())
         collective.mix_(self._x, self._topology(range(collective.size), round, self.replica.seed))
         self._flat.write(self._x)
+        self._mixed_at = self._step
         self.replica.log.exchanged(disagreement=apart)

@@ -39,7 +39,7 @@ class PullElastic(WithServers):
         if self._step % self._steps == 0:
             before = self._flat.read(self._buffer)
             own = before.clone() if self.replica.log.wants_disagreement() else None
-            self._servers.pull_elastic(self._buffer)
+            self._servers.pull_elastic(self._buffer, self._step)
             self._flat.write(self._buffer)
             apart = None
             if own is not None:  # x_k moved by rate (x_k - centre)
@@ -69,10 +69,15 @@ class PullElastic(WithServers):
         self._flat.write(self._pull())
         self.replica.collective.barrier()
 
-    def private_state(self) -> dict[str, Any]:
+    def effects(self) -> dict[int, int] | None:
+        """Of the others, what they had when they last pulled at the centre."""
+        reached = super().effects()
+        return None if reached is None else {**reached, self.replica.collective.rank: self._step}
+
+    def _of_worker(self) -> dict[str, Any]:
         """This worker's own model and optimiser."""
         own = self._own if self._own is not None else self._flat.read()
-        return {**super().private_state(), "optimizer": self.replica.optimizer.state_dict(), "own": own.clone()}
+        return {"optimizer": self.replica.optimizer.state_dict(), "own": own.clone()}
 
     def _take_up(self, saved: dict[str, Any]) -> None:
         self.replica.optimizer.load_state_dict(saved["optimizer"])

@@ -43,6 +43,8 @@ class PushAndFetch(WithServers):
     def __init__(self, replica: Replica, when: Async | Stale | Layerwise, how: How, optimizer: Spec | None) -> None:
         super().__init__(replica, "apply", optimizer_for(replica, optimizer))
         self._encoder = Encoder(how, self._servers, self._flat.numel)
+        if isinstance(when, Layerwise):
+            self.recovery = "saved"  # the servers have more steps of some layers than of others
         self._bound = when.bound if isinstance(when, Stale) else None
         self._clock = replica.step
         self._sum = torch.zeros_like(self._buffer)
@@ -128,17 +130,17 @@ class PushAndFetch(WithServers):
         self._tell()
         self.replica.collective.barrier()
 
-    def private_state(self) -> dict[str, Any]:
+    def _of_worker(self) -> dict[str, Any]:
         """This worker's optimiser, if it steps between fetches, and what could not be sent yet."""
         optimizer = self.replica.optimizer.state_dict() if self._steps_locally else None
-        return {**super().private_state(), "residual": self._encoder.residual, "local": optimizer}
+        return {"residual": self._encoder.residual, "local": optimizer}
 
     def _is_fresh(self) -> bool:
         """Whether the parameters that were read last may be used for the next step."""
         return self._bound is None or is_fresh(self._servers.cache_clock, self._clock, self._bound)
 
     def _take_up(self, saved: dict[str, Any]) -> None:
-        self._encoder.residual = saved["residual"]
+        self._encoder.take_up(saved["residual"])
         if saved["local"] is not None:
             self.replica.optimizer.load_state_dict(saved["local"])
 

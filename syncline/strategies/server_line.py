@@ -11,10 +11,11 @@ from typing import Any, Literal
 import torch
 
 from syncline.algorithms.codecs import Codec, compensate
+from syncline.comms.collective import Collective
 from syncline.comms.parameter_server.client import ParameterServers
 from syncline.config.spec import Spec
 from syncline.errors import ConfigError
-from syncline.strategies.exchange import PlainExchange, Replica
+from syncline.strategies.exchange import PlainExchange, Recovery, Replica
 from syncline.strategies.flat import FlatParameters
 from syncline.strategies.how import Exact, How, PowerSGD
 
@@ -23,8 +24,14 @@ __all__ = ["EMBEDDINGS", "Encoder", "WithServers", "optimizer_for"]
 EMBEDDINGS = (torch.nn.Embedding, torch.nn.EmbeddingBag)
 
 
+_KEPT = "kept"
+"""Stands for the servers' state where they have kept it themselves."""
+
+
 class WithServers(PlainExchange):
     """What all of them have in common."""
+
+    recovery: Recovery = "merge"
 
     def __init__(
         self,
@@ -66,6 +73,7 @@ class WithServers(PlainExchange):
         if self._has_begun:
             return
         self._has_begun = True
+        keeps = self._saved is not None and self._saved["servers"] == _KEPT
         sparse = {id(m.weight) for m in self.replica.model.modules() if isinstance(m, EMBEDDINGS) and m.sparse}
         self._servers.begin(
             self._flat.parameters,
@@ -74,8 +82,11 @@ class WithServers(PlainExchange):
             rate=self._rate,
             clock=self.replica.step,
             sparse=[id(p) in sparse for p in self._flat.parameters],
-            state=self._saved["servers"] if self._saved is not None else None,
+            state=self._saved["servers"] if self._saved is not None and not keeps else None,
+            keeps=keeps,
         )
+        if keeps:
+            self._flat.write(self._pull())
         if self._saved is not None:
             self._take_up(self._saved)
 
@@ -96,8 +107,29 @@ class WithServers(PlainExchange):
         self._received_before = received
 
     def private_state(self) -> dict[str, Any]:
-        """The servers' state, in the first worker's name."""
-        return {"servers": self._servers.state() if self.replica.collective.rank == 0 else None}
+        """The servers' state, in the first worker's name, and what this worker holds."""
+        return {**self._of_worker(), "servers": self._servers.state() if self.replica.collective.rank == 0 else None}
+
+    def effects(self) -> dict[int, int] | None:
+        """What the servers have of each worker. Who was of the View before cannot push any more."""
+        assert self.replica.open_servers is not None, "as in the beginning"
+        return self.replica.open_servers().earlier()
+
+    def merge(self, survivors: Collective) -> None:
+        """What the workers have in common is at the servers."""
+        survivors.barrier()
+
+    def carried_state(self) -> dict[str, Any] | None:
+        """The servers keep theirs."""
+        return {**self._of_worker(), "servers": _KEPT}
+
+    def newcomers_state(self) -> dict[str, Any] | None:
+        """The servers keep theirs; what this worker could not send yet is its own."""
+        return {**self._of_worker(), "servers": _KEPT, "residual": None}
+
+    def _of_worker(self) -> dict[str, Any]:
+        """What this worker holds beside the servers."""
+        return {}
 
     def load_private_state(self, state: dict[str, Any]) -> None:
         """To be taken up when the servers begin."""
@@ -124,6 +156,11 @@ class Encoder:
             payloads.append(step.payload)
             self._remember(index, step.residual, ranges)
         return payloads
+
+    def take_up(self, residual: torch.Tensor | None) -> None:
+        """What could not be sent before; None: nothing."""
+        if residual is not None:
+            self.residual = residual
 
     def _remember(self, index: int, residual: torch.Tensor, ranges: list[tuple[int, int]] | None) -> None:
         assert self.residual is not None

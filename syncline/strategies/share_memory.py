@@ -18,7 +18,8 @@ from typing import Any
 
 import torch
 
-from syncline.strategies.exchange import PlainExchange, Replica
+from syncline.comms.collective import Collective
+from syncline.strategies.exchange import PlainExchange, Recovery, Replica
 from syncline.strategies.flat import FlatParameters
 
 __all__ = ["ShareMemory"]
@@ -28,10 +29,12 @@ class ShareMemory(PlainExchange):
     """An `Exchange` in which nothing is sent: the replicas' parameters are one and the same memory."""
 
     is_asynchronous = True
+    recovery: Recovery = "merge"
 
     def __init__(self, replica: Replica) -> None:
         super().__init__(replica)
         self._flat = FlatParameters(replica.gradients.parameters, what="hogwild")
+        self._step = replica.step
 
     def begin(self) -> None:
         """Everybody's parameters move into the memory that all see, with the first worker's values."""
@@ -40,6 +43,8 @@ class ShareMemory(PlainExchange):
         self._memory = collective.share(self._flat.numel, self._flat.dtype)
         if collective.rank == 0:
             self._flat.read(self._memory)
+        # How many updates each worker has begun, and how many it has finished, where all can see it.
+        self._begun, self._finished = collective.share(2 * collective.size, torch.int64).view(2, -1)
         collective.barrier()
         self._flat.move_to(self._memory)
 
@@ -52,7 +57,10 @@ class ShareMemory(PlainExchange):
 
     def update(self) -> None:
         """Into the memory that all see."""
+        rank = self.replica.collective.rank
+        self._begun[rank] += 1
         super().update()
+        self._finished[rank] += 1
         self.replica.log.exchanged()
 
     @contextmanager
@@ -66,6 +74,30 @@ class ShareMemory(PlainExchange):
         self.replica.collective.barrier()
         self._flat.move_to(self._memory.clone())
         self.replica.collective.barrier()
+
+    def after_update(self, weight: float) -> bool:
+        """Count the step, also if there was nothing to write in it."""
+        del weight
+        self._step += 1
+        self._finished[self.replica.collective.rank] = self._step - self.replica.step
+        return False
+
+    def effects(self) -> dict[int, int] | None:
+        """All that was finished. Of an update in whose middle its worker was lost some numbers may be there, too."""
+        return {rank: self.replica.step + count for rank, count in enumerate(self._finished.tolist())}
+
+    def merge(self, survivors: Collective) -> None:
+        """Nobody writes any more: what is in the memory now is everybody's."""
+        survivors.barrier()
+        self._flat.write(self._memory)
+
+    def newcomers_state(self) -> dict[str, Any] | None:
+        """As this worker's."""
+        return self.private_state()
+
+    def close(self) -> None:
+        """From now on this worker's parameters are its own."""
+        self._flat.move_to(self._memory.clone())
 
     def private_state(self) -> dict[str, Any]:
         """This worker's optimiser: the momentum is its own."""

@@ -48,9 +48,9 @@ class SumAtServer(WithServers):
         """The servers have stepped; take what came of it."""
         self._flat.write(self._buffer)
 
-    def private_state(self) -> dict[str, Any]:
-        """And what could not be sent yet."""
-        return {**super().private_state(), "residual": self._encoder.residual}
+    def _of_worker(self) -> dict[str, Any]:
+        """What could not be sent yet."""
+        return {"residual": self._encoder.residual}
 
     def _take_up(self, saved: dict[str, Any]) -> None:
-        self._encoder.residual = saved["residual"]
+        self._encoder.take_up(saved["residual"])

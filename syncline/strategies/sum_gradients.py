@@ -14,8 +14,9 @@ from __future__ import annotations
 
 from typing import Any
 
+from syncline.errors import PeerLost
 from syncline.strategies.combine import make_combiner
-from syncline.strategies.exchange import PlainExchange, Replica
+from syncline.strategies.exchange import PlainExchange, Recovery, Replica
 from syncline.strategies.how import Exact, How
 
 __all__ = ["SumGradients"]
@@ -26,6 +27,8 @@ class SumGradients(PlainExchange):
 
     Equal gradients on equal parameters give equal parameters, so nothing else is ever exchanged.
     """
+
+    recovery: Recovery = "equal"
 
     def __init__(self, replica: Replica, how: How) -> None:
         super().__init__(replica)
@@ -42,19 +45,33 @@ class SumGradients(PlainExchange):
             for flat in gradients.flats:
                 collective.sum_(flat, weight)
         else:
+            self._sum_encoded(weight)
+        self.replica.log.exchanged()
+        return True
+
+    def _sum_encoded(self, weight: float) -> None:
+        gradients = self.replica.gradients
+        before = [combiner.state() for combiner in self._combiners]
+        try:
             for flat, combiner in zip(gradients.flats, self._combiners, strict=True):
                 count = flat.numel() - (gradients.riders.numel() if flat is gradients.flats[0] else 0)
                 if count:
                     combiner.sum_(flat[:count], weight)
-            collective.sum_(gradients.riders, weight)
-        self.replica.log.exchanged()
-        return True
+            self.replica.collective.sum_(gradients.riders, weight)
+        except PeerLost:
+            for combiner, state in zip(self._combiners, before, strict=True):
+                combiner.load(state)  # the step will be done again, so what it left over counts as not left
+            raise
 
     def private_state(self) -> dict[str, Any] | None:
         """What this worker could not send yet."""
         return None if self._is_exact else {"combiners": [c.state() for c in self._combiners]}
 
     def load_private_state(self, state: dict[str, Any]) -> None:
-        """Take it up again."""
-        for combiner, saved in zip(self._combiners, state["combiners"], strict=True):
+        """Take it up again. A worker that is alone may have another strategy's, as long as it is."""
+        for combiner, saved in zip(self._combiners, state.get("combiners", ()), strict=False):
             combiner.load(saved)
+
+    def newcomers_state(self) -> dict[str, Any] | None:
+        """As this worker's, but nothing left over: what a lost worker could not send yet is lost with it."""
+        return None if self._is_exact else {"combiners": [{**c.state(), "residual": None} for c in self._combiners]}

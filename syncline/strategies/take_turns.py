@@ -13,8 +13,9 @@ from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
 from typing import Any
 
+from syncline.comms.collective import Collective
 from syncline.strategies.combine_updates import adopt_optimizer
-from syncline.strategies.exchange import Exchange, Replica
+from syncline.strategies.exchange import Exchange, Recovery, Replica
 
 __all__ = ["TakeTurns", "Turn"]
 
@@ -41,6 +42,19 @@ class TakeTurns:
     def is_asynchronous(self) -> bool:
         """As the phase is."""
         return self._current.is_asynchronous
+
+    @property
+    def recovery(self) -> Recovery:
+        """As the phase does."""
+        return self._current.recovery
+
+    def effects(self) -> dict[int, int] | None:
+        """As the phase does."""
+        return self._current.effects()
+
+    def merge(self, survivors: Collective) -> None:
+        """As the phase does."""
+        self._current.merge(survivors)
 
     def begin(self) -> None:
         """The phase in which the run begins or goes on."""
@@ -89,6 +103,14 @@ class TakeTurns:
         """Take it up again, but not what a phase has left that was just over: the next one begins without it."""
         if state["turn"] == self._index and state["state"] is not None:
             self._current.load_private_state(state["state"])
+
+    def carried_state(self) -> dict[str, Any] | None:
+        """The phase, and its own."""
+        return {"turn": self._index, "state": self._current.carried_state()}
+
+    def newcomers_state(self) -> dict[str, Any] | None:
+        """The phase, and its own."""
+        return {"turn": self._index, "state": self._current.newcomers_state()}
 
     def close(self) -> None:
         """The phase's."""

@@ -13,7 +13,8 @@ import msgspec
 
 __all__ = [
     "CheckpointSaved", "Contest", "Evaluated", "Event", "Exchanged", "Logged", "Progress", "RunEnded", "RunStarted",
-    "StrategySwitched", "Summary", "Warned", "WorkerFailure", "WorkerOutput", "WorkerReady", "from_dict", "to_dict",
+    "StrategySwitched", "Summary", "Warned", "WentOn", "WorkerFailure", "WorkerLost", "WorkerOutput",
+    "WorkerReady", "from_dict", "to_dict",
     "to_line",
 ]  # fmt: skip
 
@@ -139,6 +140,36 @@ class WorkerOutput(_Event, frozen=True, kw_only=True, tag="worker_output"):
     text: str
 
 
+class WorkerLost(_Event, frozen=True, kw_only=True, tag="worker_lost"):
+    """A process was lost, and the run goes on."""
+
+    rank: int
+    name: str
+    cause: str
+    step: int
+    workers: int
+    """How many workers are left."""
+    is_replaced: bool
+    detail: str = ""
+
+
+class WentOn(_Event, frozen=True, kw_only=True, tag="went_on"):
+    """The first step in a new View is done."""
+
+    view: int
+    members: list[int]
+    step: int
+    """How many steps are done with this one."""
+    redone: int = 0
+    """How many steps the run went back."""
+    made_up: int = 0
+    """How many samples are made up for that were dealt out before."""
+    seconds: float = 0.0
+    """From when this worker noticed to this event."""
+    bytes_of_state: int = 0
+    """How much live state travelled between workers."""
+
+
 class WorkerFailure(_Event, frozen=True, kw_only=True, tag="worker_failure"):
     """A worker ended before its work did; `message` is the first cause, whole."""
 
@@ -168,7 +199,7 @@ class Summary(_Event, frozen=True, kw_only=True, tag="summary"):
 
 Event = (
     RunStarted | WorkerReady | Progress | Exchanged | Contest | StrategySwitched | Evaluated | Logged | CheckpointSaved
-    | Warned | WorkerOutput | WorkerFailure | RunEnded | Summary
+    | Warned | WorkerOutput | WorkerLost | WentOn | WorkerFailure | RunEnded | Summary
 )  # fmt: skip
 
 _encoder = msgspec.json.Encoder()

@@ -28,6 +28,8 @@ class Recorder:
     def __init__(self, rank: int) -> None:
         self.rank = rank
         self.last_step = 0
+        self.waits = True
+        """Whether the loop waits for others just now, or does something of which nobody knows how long it takes."""
         self.total_samples = 0
         self.total_seconds = 0.0
         self.count_bytes: Callable[[], int] = lambda: 0

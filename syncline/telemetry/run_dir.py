@@ -1,6 +1,6 @@
 """A run's directory: where each thing lies, writing events to it and reading them back.
 
-    RUN/plan.json  config.json  events.jsonl  summary.json  task.payload  logs/worker-0.log  checkpoints/
+    RUN/plan.json  config.json  events.jsonl  ledger.jsonl  summary.json  task.payload  logs/worker-0.log  checkpoints/
 
 Here: paths and the event file. Not here: what a checkpoint holds (`checkpoint/`). Reading works on a run that is live,
 finished or crashed: a last line that is cut off is left out.
@@ -76,6 +76,11 @@ class RunDir:
     def events(self) -> Path:
         """One JSON object a line."""
         return self.path / "events.jsonl"
+
+    @property
+    def ledger(self) -> Path:
+        """What became of every sample."""
+        return self.path / "ledger.jsonl"
 
     @property
     def summary(self) -> Path:

@@ -21,7 +21,9 @@ from syncline.telemetry.events import (
     StrategySwitched,
     Summary,
     Warned,
+    WentOn,
     WorkerFailure,
+    WorkerLost,
     WorkerOutput,
 )
 from syncline.view.result import failure_panel, result_panel
@@ -136,6 +138,9 @@ class LiveView:
                 self._tell(Text.assemble(("! ", "bold yellow"), (f"{who}{_whole(event.message)}", "yellow")))
             case Warned() if self._state.warning_count == MOST_WARNINGS + 1:
                 self._tell(Text(f"! Further warnings are only in {self._state.run_dir}/events.jsonl", "yellow"))
+            case WorkerLost() | WentOn():
+                for line in self._state.news:
+                    self._tell(Text.assemble(("! ", "bold yellow"), (_whole(line), "yellow")))
             case WorkerFailure():
                 self._failure = event
 

@@ -17,7 +17,9 @@ from syncline.telemetry.events import (
     StrategySwitched,
     Summary,
     Warned,
+    WentOn,
     WorkerFailure,
+    WorkerLost,
     WorkerOutput,
 )
 from syncline.view.curve import chart
@@ -81,6 +83,9 @@ class PlainLines:
                 self._text(f"Further warnings are only in {state.run_dir}/events.jsonl")
             case WorkerOutput():
                 self._line(f"[worker {event.rank}] {clean(event.text)}" if event.rank else clean(event.text))
+            case WorkerLost() | WentOn():
+                for line in state.news:
+                    self._text(line)
             case WorkerFailure():
                 self._failure = event
             case RunEnded():

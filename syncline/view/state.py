@@ -22,9 +22,12 @@ from syncline.telemetry.events import (
     RunStarted,
     Summary,
     Warned,
+    WentOn,
     WorkerFailure,
+    WorkerLost,
     WorkerReady,
 )
+from syncline.view.losses import Losses
 from syncline.view.words import best_metric, clean, count, next_steps
 
 __all__ = ["MOST_WARNINGS", "History", "PlanFacts", "RunState", "Series", "WorkerState", "WorkerStatus"]
@@ -195,6 +198,9 @@ class RunState:
         self.warnings: deque[Warned] = deque(maxlen=MOST_WARNINGS)
         self.warning_count = 0
         self.failures: list[WorkerFailure] = []
+        self.news: list[str] = []
+        """What the last event told of losses and recoveries, in words."""
+        self._losses = Losses()
         self.summary: Summary | None = None
         self.ended: RunEnded | None = None
         self.latest_time = 0.0
@@ -223,6 +229,13 @@ class RunState:
             case Warned():
                 self.warnings.append(event)
                 self.warning_count += 1
+            case WorkerLost():
+                self._worker(event.rank).status = "lost"
+                self.news = [self._losses.on_lost(event)]
+            case WentOn():
+                for rank in event.members:
+                    self._worker(rank).status = "training"
+                self.news = self._losses.on_went_on(event)
             case WorkerFailure():
                 self.failures.append(event)
                 self._worker(event.rank).status = "lost"
@@ -349,6 +362,7 @@ class RunState:
         self.cores = int(event.machine.get("cores") or 0)
         self.resumed_from_step = event.resumed_from_step
         self.workers = {rank: WorkerState(rank) for rank in range(self.plan.workers)}
+        self._losses = Losses(self.plan.workers)
         self.summary = self.ended = None
         self.failures = []
         self._training_since = None

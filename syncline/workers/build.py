@@ -126,9 +126,9 @@ class Schedule:
         self.scheduler = scheduler
         self._every = every
 
-    def after_step(self) -> None:
-        """A step is complete."""
-        if self._every == "step":
+    def after_step(self, steps: int) -> None:
+        """A step is complete, `steps` in all. Never further than that: a run that goes back a step has been there."""
+        if self._every == "step" and self.scheduler.last_epoch < steps:
             self.scheduler.step()
 
     def after_epoch(self, loss: float) -> None:

@@ -18,7 +18,7 @@ import torch
 from syncline import payload
 from syncline.checkpoint import store
 from syncline.comms.control import Finished, Ticket
-from syncline.errors import ConfigError
+from syncline.errors import ConfigError, PeerLost
 from syncline.plan.plan import Plan
 from syncline.task import Script, Task
 from syncline.telemetry.run_dir import RunDir
@@ -44,18 +44,17 @@ def run_worker(ticket: Ticket) -> int:
     try:
         # Ctrl-C is the driver's to handle; a polite request to end means: save and stop at the next step.
         signal.signal(signal.SIGINT, signal.SIG_IGN)
-        signal.signal(signal.SIGTERM, lambda *_: setattr(link, "stop_wanted", True))
+        signal.signal(signal.SIGTERM, lambda *_: link.on_terminate())
         sys.path[:] = link.welcome.python_path
         os.chdir(link.welcome.working_dir)
         plan = Plan.from_dict(link.welcome.plan)
-        if link.rank >= plan.size:
+        if plan.is_server(link.rank):
             run_server(link, plan)
             link.send(Finished(link.rank, stopped_early=False, summary={}))
             return 0
         runtime = Runtime.connected(link)
         what = payload.read(Path(link.welcome.payload_path))
         stopped_early, summary = _run_script(what, runtime) if isinstance(what, Script) else _run_task(what, runtime)
-        runtime.close()
         link.send(Finished(link.rank, stopped_early, summary))
         return 0
     except BaseException as error:
@@ -64,7 +63,12 @@ def run_worker(ticket: Ticket) -> int:
         if runtime is not None:
             runtime.collective.abort()  # nobody should wait for this worker any more
             runtime.finish_writing()
-        link.send(describe_failure(error, rank=link.rank, step=step, samples=shown))
+        is_first_step = runtime is None or not runtime.recorder.last_step
+        link.send(
+            describe_failure(
+                error, rank=link.rank, life=link.life, step=step, samples=shown, is_first_step=is_first_step
+            )
+        )
         return 1
     finally:
         link.close()
@@ -72,26 +76,40 @@ def run_worker(ticket: Ticket) -> int:
 
 def _run_task(task: Task, runtime: Runtime) -> tuple[bool, dict[str, Any]]:
     job = Job(task, runtime)
-    position = train(job)
-    stopped_early = not job.is_complete(position)
-    if not stopped_early and job.plan.evaluate_every:
-        job.evaluate(position)
-    job.save(position, is_last=True)
-    return stopped_early, runtime.summary(position, job.metrics)
+    while runtime.enter_view():
+        try:
+            job.enter_view()
+            position = train(job)
+            stopped_early = not job.is_complete(position)
+            if not stopped_early and job.plan.evaluate_every:
+                job.evaluate(position)
+            job.save(position, is_last=True)
+            runtime.collective.barrier()  # whoever leaves knows that all is saved
+            job.close_ledger(position)
+        except PeerLost:
+            continue  # who is lost is the coordinator's to say, and how to go on
+        runtime.close()
+        return stopped_early, runtime.summary(position, job.metrics)
+    return False, {}  # this worker was asked to leave
 
 
 def _run_script(script: Script, runtime: Runtime) -> tuple[bool, dict[str, Any]]:
+    runtime.enter_view()
     worker = own_loop.connect(runtime)
     sys.argv = [script.path, *script.arguments]
     sys.path.insert(0, str(Path(script.path).parent))
+    stopped_early = False
     try:
         runpy.run_path(script.path, run_name="__main__")
     except own_loop.LoopStopped:
-        return True, worker.finish()
+        stopped_early = True
     except SystemExit as leaving:
         if leaving.code not in (None, 0):
             raise RuntimeError(f"The script ended with exit code {leaving.code}.") from None
-    return False, worker.finish()
+    summary = worker.finish()
+    runtime.collective.barrier()  # whoever leaves knows that all is saved
+    runtime.close()
+    return stopped_early, summary
 
 
 def load_trained_model(what: Task | Script, run_dir: RunDir) -> torch.nn.Module:

@@ -17,7 +17,9 @@ __all__ = ["describe_failure"]
 _PACKAGE = str(Path(__file__).parent.parent)
 
 
-def describe_failure(error: BaseException, *, rank: int, step: int, samples: list[int]) -> Failed:
+def describe_failure(
+    error: BaseException, *, rank: int, step: int, samples: list[int], life: int = 0, is_first_step: bool = True
+) -> Failed:
     """The message for `error`. Our own frames are left out where the user's code comes below them."""
     if isinstance(error, SynclineError):
         text = ""  # the message says it all
@@ -31,6 +33,8 @@ def describe_failure(error: BaseException, *, rank: int, step: int, samples: lis
         step=step,
         samples=samples,
         consequence=isinstance(error, PeerLost),
+        life=life,
+        is_first_step=is_first_step,
     )
 
 

@@ -7,6 +7,7 @@ here: the messages and sockets (`comms/control.py`), what the coordinator decide
 from __future__ import annotations
 
 import contextlib
+import os
 import queue
 import threading
 
@@ -19,12 +20,16 @@ from syncline.comms.control import (
     Hello,
     Meet,
     MeetingCall,
+    NewView,
+    Ready,
+    Release,
     ServerAddresses,
     ServersRequest,
     Stop,
     StoreAddress,
     StoreRequest,
     Ticket,
+    ViewOf,
     Welcome,
 )  # fmt: skip
 from syncline.errors import SynclineError
@@ -35,37 +40,61 @@ __all__ = ["Link"]
 
 _BEAT_S = 0.1
 _JOIN_TIMEOUT_S = 60.0
+_EVERY_MEETING = (2**62, 0)
 
 
 class Link:
     """Joins on construction; after `start`, a thread owns the socket until `close`."""
 
     def __init__(self, ticket: Ticket, pid: int) -> None:
-        self.rank = ticket.rank
+        self.rank, self.life = ticket.rank, ticket.life
+        """Its number and life in the run; its rank among the members of a View is another thing."""
         self.stop_wanted = False
+        self.is_released = False
+        """Whether the workers are done, and a server of parameters may end."""
         self._client = ControlClient(ticket)
         self._client.send(Hello(self.rank, pid))
         answer = self._client.receive(_JOIN_TIMEOUT_S)
         if not isinstance(answer, Welcome):
             raise SynclineError(f"The coordinator at {ticket.address} did not answer within {_JOIN_TIMEOUT_S:g} s.")
         self.welcome = answer
+        self._view = answer.view
+        self._view_changed = threading.Condition()
         self.recorder = Recorder(self.rank)
         self._outbox: queue.SimpleQueue[FromWorker] = queue.SimpleQueue()
         self._stores: queue.Queue[StoreAddress] = queue.Queue()
         self._servers: queue.Queue[ServerAddresses] = queue.Queue()
-        self.last_meeting = -1
-        """The number of the last meeting that was called."""
+        self.last_meeting = (0, -1)
+        """The View and the number of the last meeting that was called."""
         self._aborted = threading.Event()
         self._collective: Collective | None = None
+        self._entered = 0  # the number of the View in which the collective is
         self._closing = threading.Event()
         self._thread = threading.Thread(target=self._run, name="syncline-link", daemon=True)
         self._thread.start()
 
-    def guard(self, collective: Collective) -> None:
-        """From now on, the news that a peer is gone ends this collective's waits."""
-        self._collective = collective
-        if self._aborted.is_set():
+    def guard(self, collective: Collective, view: int) -> None:
+        """From now on, the news of a View after this one ends the collective's waits."""
+        with self._view_changed:
+            self._collective, self._entered = collective, view
+            is_over = self._aborted.is_set() or self.is_outdated(view)
+        if is_over:
             collective.abort()
+
+    def is_outdated(self, view: int) -> bool:
+        """Whether there is a View after this one, or will be none."""
+        return self._aborted.is_set() or (self._view is not None and self._view.number > view)
+
+    def say_ready(self) -> None:
+        """This process was started later, and can take part now."""
+        self._outbox.put(Ready(self.rank, self.life))
+
+    def next_view(self, after: int, timeout_s: float) -> ViewOf | None:
+        """The newest View after this one; None if there is none within the time, or never will be."""
+        with self._view_changed:
+            self._view_changed.wait_for(lambda: self.is_outdated(after), timeout_s)
+            view = self._view
+        return view if view is not None and view.number > after and not self._aborted.is_set() else None
 
     def request_store(self) -> StoreAddress:
         """Ask the coordinator for the store of torch.distributed."""
@@ -83,9 +112,9 @@ class Link:
         except queue.Empty:
             raise SynclineError(f"The parameter servers were not ready within {_JOIN_TIMEOUT_S:g} s.") from None
 
-    def call_meeting(self, number: int) -> None:
-        """Let all workers know of meeting `number`."""
-        self._outbox.put(MeetingCall(self.rank, number))
+    def call_meeting(self, view: int, number: int) -> None:
+        """Let all workers know of meeting `number` of a View."""
+        self._outbox.put(MeetingCall(self.rank, view, number))
 
     @property
     def is_aborted(self) -> bool:
@@ -95,6 +124,12 @@ class Link:
     def send(self, message: FromWorker) -> None:
         """Send when the thread comes round to it, after the telemetry that is waiting."""
         self._outbox.put(message)
+
+    def on_terminate(self) -> None:
+        """Somebody wants this process to end. If it is because the driver is gone, nobody passes on calls any more."""
+        self.stop_wanted = True
+        if not os.path.exists(f"/proc/{self.welcome.driver_pid}"):
+            self.last_meeting = _EVERY_MEETING
 
     def close(self) -> None:
         """Send what is waiting, and leave."""
@@ -111,19 +146,33 @@ class Link:
             elif isinstance(message, ServerAddresses):
                 self._servers.put(message)
             elif isinstance(message, Meet):
-                self.last_meeting = max(self.last_meeting, message.number)
-            elif isinstance(message, Abort):
-                self._aborted.set()
-                if self._collective is not None:
-                    self._collective.abort()
+                self.last_meeting = max(self.last_meeting, (message.view, message.number))
+            elif isinstance(message, Release):
+                self.is_released = True
+            elif isinstance(message, (Abort, NewView)):
+                self._change_view(message.view if isinstance(message, NewView) else None)
             self._send_waiting()
         self._send_waiting()
         self._client.close()
 
+    def _change_view(self, view: ViewOf | None) -> None:
+        """Another View, or None: the run has failed. Whoever waits for somebody who is gone is told."""
+        with self._view_changed:
+            if view is None:
+                self._aborted.set()
+            elif self._view is None or view.number > self._view.number:
+                self._view = view
+                while not self._servers.empty():
+                    self._servers.get_nowait()  # of before; there may be others now
+            self._view_changed.notify_all()
+            over = self._collective if self.is_outdated(self._entered) else None
+        if over is not None:
+            over.abort()
+
     def _send_waiting(self) -> None:
         # Sent even if there are no events: it is also the sign of life.
         events = [to_dict(e) for e in self.recorder.drain()]
-        self._client.send(Events(self.rank, self.recorder.last_step, events))
+        self._client.send(Events(self.rank, self.recorder.last_step, events, self.life, self.recorder.waits))
         with contextlib.suppress(queue.Empty):
             while True:
                 self._client.send(self._outbox.get_nowait())

@@ -21,6 +21,7 @@ def train(job: Job) -> Position:
             share, batch = fetched.share, job.to_device(fetched.data)
             recorder.mark("data")
 
+            job.look_up()  # whether there is another View, and whether a fault is to be tried out
             job.seed_step(position)
             job.exchange.before_forward()
             local = job.forward_and_backward(share, batch)  # marks "forward" and "backward"
@@ -29,7 +30,7 @@ def train(job: Job) -> Position:
             if not outcome.is_finite:
                 job.on_non_finite(share, local.loss, position)
 
-            position = share.position.after(share.batch, job.order.count)
+            position = share.after
             job.after_update(outcome)
             recorder.step(position, len(share.indices), share.batch, outcome.loss, outcome.correct, job.lr)
 

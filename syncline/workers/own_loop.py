@@ -110,14 +110,21 @@ class _Prepared:
                 )
         self._schedulers = schedulers
         model.to(runtime.device)
-        self.position, state = runtime.load_checkpoint()
+        self.position, state = runtime.load_checkpoint(runtime.checkpoint_path)
         if state is not None:
+            model.load_state_dict(state["model"])
+            optimizer.load_state_dict(state["optimizer"])
             for scheduler, saved in zip(schedulers, state["schedulers"], strict=True):
                 scheduler.load_state_dict(saved)
         self.metrics: dict[str, float] = dict(state["metrics"]) if state is not None else {}
         self.order = _order_of(loader, runtime.plan.seed)
         self.replica, self._exchange = runtime.replicate(
-            model, optimizer, state, steps_per_epoch=self.order.steps_per_epoch, clip_norm=clip_norm
+            model,
+            optimizer,
+            _private_of(state, runtime.rank),
+            step=self.position.step,
+            steps_per_epoch=self.order.steps_per_epoch,
+            clip_norm=clip_norm,
         )
         self._update = Update(self.replica, self._exchange, runtime.recorder, calls=runtime, clip_norm=clip_norm)
         self._share: Share | None = None
@@ -148,7 +155,7 @@ class _Prepared:
             )
         self._without_samples.close()
         self.runtime.recorder.mark("compute")
-        self.position = share.position.after(share.batch, self.order.count)
+        self.position = share.after
         limit = self.runtime.plan.total_steps
         is_together = self.position.cursor == 0 or self.position.step == limit
         outcome = self._update(share.weight, step=self.position.step, is_together=is_together)
@@ -165,7 +172,8 @@ class _Prepared:
 
     def save(self, *, is_last: bool = False) -> None:
         """Make a checkpoint, in the background unless it is the last one."""
-        self.runtime.save(self.position, self.replica, self._exchange, self._schedulers, self.metrics, is_last=is_last)
+        states = [s.state_dict() for s in self._schedulers]
+        self.runtime.save(self.position, self.replica, self._exchange, states, self.metrics, is_last=is_last)
 
     def meet(self) -> None:
         """The loop has ended: wait for the others' loops."""
@@ -198,7 +206,7 @@ class PreparedBatches:
         if epoch < start.epoch:
             return  # this epoch was done before the run was resumed
         if epoch > start.epoch:  # the loop left the last epoch before its end
-            start = Position(epoch, 0, start.step)
+            start = Position(epoch, 0, start.step, start.extra)
         runtime = self._prepared.runtime
         shares = self._prepared.order.shares(start, rank=runtime.rank, size=runtime.plan.size, epochs=epoch + 1)
         self.close()
@@ -275,6 +283,12 @@ def connect(runtime: Runtime) -> Worker:
 def worker() -> Worker:
     """This process's worker: one of many under `syncline run`, the only one under plain `python`."""
     return _current if _current is not None else connect(Runtime.alone())
+
+
+def _private_of(state: dict[str, Any] | None, rank: int) -> dict[str, Any] | None:
+    """What worker `rank` held for itself when the checkpoint was made."""
+    private: list[dict[str, Any]] = state["private"] if state is not None else []
+    return private[rank] if rank < len(private) else None
 
 
 def _only(what: str, objects: tuple[Any, ...], kind: type) -> Any:

@@ -6,11 +6,12 @@ here: the loops (`loop.py` with `job.py`, `own_loop.py`).
 
 from __future__ import annotations
 
+import contextlib
 import io
 import os
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import replace
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -20,10 +21,13 @@ import torch
 from syncline.checkpoint import store
 from syncline.checkpoint.writer import CheckpointWriter
 from syncline.comms.collective import Collective, Solo
+from syncline.comms.control import LedgerLine, ViewOf
 from syncline.comms.segment import Segment
 from syncline.comms.shared_memory import SharedMemory, SharedMemoryFull
+from syncline.data.ledger import Line, encode
 from syncline.data.order import Position, step_seed
-from syncline.errors import CheckpointError
+from syncline.data.stint import Range
+from syncline.errors import CheckpointError, PeerLost
 from syncline.plan.plan import Plan, WorkerPlan
 from syncline.strategies.carry_out import make_exchange
 from syncline.strategies.exchange import Exchange, Replica
@@ -42,19 +46,28 @@ from syncline.workers.step import RIDERS
 if TYPE_CHECKING:
     from syncline.comms.parameter_server.client import ParameterServers
 
-__all__ = ["Runtime"]
-
-_STORE_PREFIX = "view-0"
+__all__ = ["Runtime", "packed", "unpacked"]
 
 
 class Runtime:
     """A worker's place in a run."""
 
-    def __init__(self, plan: Plan, rank: int, collective: Collective, recorder: Recorder) -> None:
-        self.plan, self.rank = plan, rank
-        self.device = torch.device(plan.workers[rank].device)
-        self.collective = collective
+    def __init__(self, plan: Plan, number: int, recorder: Recorder) -> None:
+        self.plan, self.rank, self.number = plan, number, number
+        """The plan for the present View, this worker's rank in it, and its number in the run."""
+        self._plan_at_start = plan
+        self.view = 0
+        """The number of the View in which this worker takes part."""
+        self.device = torch.device(plan.workers[number % plan.size].device)
+        self.collective: Collective = Solo()
         self.recorder = recorder
+        self._has_been_member = False
+        self.members = [number]
+        """The numbers of all members of the View, in the order of their ranks."""
+        self.noticed_at = time.monotonic()
+        """When this worker noticed that there would be another View."""
+        self.bytes_of_state = 0
+        """How much live state travelled when this View was entered."""
         self.in_flight: tuple[int, np.ndarray] = (0, np.empty(0, np.int64))
         self.run_dir: RunDir | None = None
         self.checkpoint_path: Path | None = None
@@ -72,45 +85,99 @@ class Runtime:
     def connected(cls, link: Link) -> Runtime:
         """A worker of a run, as the coordinator's welcome says."""
         plan = Plan.from_dict(link.welcome.plan)
-        torch.set_num_threads(plan.workers[link.rank].threads)
-        runtime = cls(plan, link.rank, _open_collective(plan, link), link.recorder)
-        link.guard(runtime.collective)
+        torch.set_num_threads(plan.workers[link.rank % plan.size].threads)
+        runtime = cls(plan, link.rank, link.recorder)
         runtime._link = link
         runtime.run_dir = RunDir(Path(link.welcome.run_dir))
         runtime.checkpoint_path = Path(link.welcome.checkpoint_path) if link.welcome.checkpoint_path else None
-        if runtime.rank == 0:
-            runtime._writer = CheckpointWriter(
-                runtime.run_dir.checkpoints,
-                keep=plan.keep_checkpoints,
-                on_saved=runtime._report_saved,
-                on_failed=runtime._report_not_saved,
-            )
         return runtime
 
     @classmethod
     def alone(cls) -> Runtime:
         """One worker that nobody started: the user's script, run as it is."""
         worker = WorkerPlan(rank=0, host="localhost", device="cpu", threads=torch.get_num_threads())
-        return cls(_plan_of_one(worker), 0, Solo(), Recorder(0))
+        return cls(_plan_of_one(worker), 0, Recorder(0))
+
+    @property
+    def is_late(self) -> bool:
+        """Whether this worker was started when the others were under way."""
+        return self._link is not None and self._link.welcome.view is None
+
+    @property
+    def is_outdated(self) -> bool:
+        """Whether there is a View after the one in which this worker takes part."""
+        return self._link is not None and self._link.is_outdated(self.view)
+
+    def enter_view(self) -> bool:
+        """Take part in the newest View, if need be when there is one. False if this worker is no member of it.
+
+        Raises `PeerLost` if there is none after a while, or because the run has failed.
+        """
+        link = self._link
+        if link is None:
+            return True
+        self.noticed_at = time.monotonic()
+        if self.is_late and self.view == 0:
+            link.say_ready()
+        while True:
+            view = link.next_view(self.view, self.plan.exchange_timeout_s)
+            if view is None:
+                raise PeerLost("The run has failed elsewhere." if link.is_aborted else "Nobody told how to go on.")
+            self._leave_view()
+            self.view, self.bytes_of_state = view.number, 0
+            if self.number not in view.members:
+                if self._has_been_member:
+                    return False
+                continue  # the others' business; this worker's turn comes
+            self.plan = self._plan_at_start.with_members(view.members)
+            self.rank, self.members = view.members.index(self.number), list(view.members)
+            try:
+                self.collective = _open_collective(self.plan, link, view, self.rank)
+                break
+            except PeerLost:
+                continue  # there is another View by now
+        link.guard(self.collective, view.number)
+        self._has_been_member = True
+        if self.rank == 0 and self._writer is None:
+            assert self.run_dir is not None, "set where the link is"
+            self._writer = CheckpointWriter(
+                self.run_dir.checkpoints,
+                keep=self.plan.keep_checkpoints,
+                on_saved=self._report_saved,
+                on_failed=self._report_not_saved,
+            )
+        return True
+
+    def look_up(self) -> None:
+        """`PeerLost` if there is another View: for workers that would not wait for each other and so not notice."""
+        if self.is_outdated:
+            raise PeerLost("Somebody was lost, joins or leaves.")
+
+    def newest_checkpoint(self) -> Path | None:
+        """The checkpoint to go on from, as the first worker sees it; all workers ask together."""
+        path = self.checkpoint_path
+        if self.rank == 0 and self.view > 1 and self.run_dir is not None:
+            with contextlib.suppress(CheckpointError):
+                path = store.newest_sound(self.run_dir.checkpoints)[0].path
+        told = self.collective.gather(str(path or "").encode() if self.rank == 0 else b"")[0].decode()
+        return Path(told) if told else None
 
     def replicate(
         self,
         model: torch.nn.Module,
         optimizer: torch.optim.Optimizer,
-        state: dict[str, Any] | None,
+        private: dict[str, Any] | None,
         *,
+        step: int,
         steps_per_epoch: int,
         clip_norm: float | None = None,
         score: Callable[[], tuple[float, float]] | None = None,
     ) -> tuple[Replica, Exchange]:
-        """Make `model` and `optimizer` this worker's replica, from a checkpoint's `state` if there is one.
+        """Make `model` and `optimizer` this worker's replica, after `step` steps.
 
-        The model is on its device already. Without room in shared memory for the gradients, all workers fall back to
-        torch.distributed together.
+        The model is on its device already. `private` is what this worker held for itself, if anything. Without
+        room in shared memory for the gradients, all workers fall back to torch.distributed together.
         """
-        if state is not None:
-            model.load_state_dict(state["model"])
-            optimizer.load_state_dict(state["optimizer"])
         is_flat = self.plan.size > 1 or self.plan.servers > 0
         try:
             gradients = GradientBuffer(model.parameters(), self.collective, RIDERS, is_flat=is_flat)
@@ -120,7 +187,6 @@ class Runtime:
             gradients = GradientBuffer(model.parameters(), self.collective, RIDERS, is_flat=is_flat)
         if self.has_global_batch_norm:
             synchronise_batch_norm(model, self.collective)
-        step = state["position"]["step"] if state is not None else 0
         log = StrategyRecorder(self.recorder, step)
         log.count_bytes(lambda: self.collective.bytes_sent)
         replica = Replica(
@@ -138,15 +204,15 @@ class Runtime:
         )
         exchange = make_exchange(self._strategy, replica)
         exchange.begin()
-        if state is not None:
-            if self.rank < len(state["private"]):
-                exchange.load_private_state(state["private"][self.rank])
+        if private is not None:
+            exchange.load_private_state(private)
+        if step:
             self.collective.barrier()  # what one worker gives back to a server all others may then fetch
         log.start()
         shapes = {name: tuple(p.shape) for name, p in model.named_parameters() if p.requires_grad}
         self.recorder.emit(
             WorkerReady(
-                rank=self.rank,
+                rank=self.number,
                 pid=os.getpid(),
                 parameters=sum(p.numel() for p in model.parameters()),
                 collective=type(self.collective).__name__,
@@ -158,13 +224,13 @@ class Runtime:
         self._exchange = exchange
         return replica, exchange
 
-    def load_checkpoint(self) -> tuple[Position, dict[str, Any] | None]:
+    def load_checkpoint(self, path: Path | None) -> tuple[Position, dict[str, Any] | None]:
         """Where to start, and the state to start from if this run goes on with an earlier one."""
-        if self.checkpoint_path is None:
+        if path is None:
             return Position(), None
-        wanted = [c for c in store.checkpoints_in(self.checkpoint_path.parent) if c.path == self.checkpoint_path]
+        wanted = [c for c in store.checkpoints_in(path.parent) if c.path == path]
         if not wanted:
-            raise CheckpointError(f"The checkpoint {self.checkpoint_path} is gone.")
+            raise CheckpointError(f"The checkpoint {path} is gone.")
         state = store.load(wanted[0])
         self._last_saved_step = state["position"]["step"]
         return Position(**state["position"]), state
@@ -185,11 +251,11 @@ class Runtime:
     def call_meeting(self, number: int) -> None:
         """Let all workers know that there is something to agree on."""
         if self._link is not None:
-            self._link.call_meeting(number)
+            self._link.call_meeting(self.view, number)
 
     def meeting_called(self, number: int) -> bool:
         """Whether somebody has called meeting `number`; a worker alone is always met."""
-        return self._link is None or self._link.last_meeting >= number
+        return self._link is None or self._link.last_meeting >= (self.view, number)
 
     def save_wanted(self) -> bool:
         """Whether it is time for a checkpoint. Only the first worker says so, and only if it could write one now."""
@@ -206,9 +272,10 @@ class Runtime:
         position: Position,
         replica: Replica,
         exchange: Exchange,
-        schedulers: Sequence[Any],
+        schedulers: Sequence[dict[str, Any]],
         metrics: dict[str, float],
         *,
+        makeup: Sequence[Range] = (),
         is_last: bool,
     ) -> None:
         """Make a checkpoint of everything that is needed to go on as if nothing had happened.
@@ -218,16 +285,17 @@ class Runtime:
         """
         with exchange.shared(), replica.log.outside():
             private = exchange.private_state()
-            parts = self.collective.gather(_packed(private)) if private is not None else []
+            parts = self.collective.gather(packed(private)) if private is not None else []
             self._last_save_s, self._last_saved_step = time.monotonic(), position.step
             if self._writer is None:
                 return
             state = {
-                "position": {"epoch": position.epoch, "cursor": position.cursor, "step": position.step},
+                "position": asdict(position),
                 "model": replica.model.state_dict(),
                 "optimizer": replica.optimizer.state_dict(),
-                "schedulers": [s.state_dict() for s in schedulers],
-                "private": [_unpacked(part) for part in parts],
+                "schedulers": list(schedulers),
+                "makeup": [list(r) for r in makeup],
+                "private": [unpacked(part) for part in parts],
                 "metrics": dict(metrics),
             }
             if is_last:
@@ -244,6 +312,11 @@ class Runtime:
             "samples": self.recorder.total_samples,
             "seconds": self.recorder.total_seconds,
         }
+
+    def note(self, line: Line) -> None:
+        """Write a line into the run's ledger."""
+        if self._link is not None:
+            self._link.send(LedgerLine(self.number, encode(line)))
 
     def warn(self, message: str) -> None:
         """Tell the user, once for all workers."""
@@ -264,10 +337,22 @@ class Runtime:
             self._open_servers().close()  # also if nothing was ever kept there: a server ends with the last goodbye
         self.collective.close()
 
+    def _leave_view(self) -> None:
+        """Nobody is waited for, and nothing is finished: those who would have to take part may be gone."""
+        if self._exchange is not None:
+            self._exchange.close()
+            self._exchange = None
+        if self._servers is not None:
+            self._servers.close(goodbye=False)
+            self._servers = None
+        self.collective.close()
+        self.finish_writing()
+        self._writer = None
+
     def _open_process_group(self) -> Collective:
         assert self._link is not None, "a worker alone has ordinary memory, which does not run out this way"
-        collective = _process_group(self.plan, self._link)
-        self._link.guard(collective)
+        collective = _process_group(self.plan, self._link, self.view, self.rank)
+        self._link.guard(collective, self.view)
         return collective
 
     def _open_servers(self) -> ParameterServers:
@@ -282,8 +367,9 @@ class Runtime:
                 bytes.fromhex(link.welcome.secret),
                 rank=self.rank,
                 size=self.plan.size,
+                view=self.view,
                 timeout_s=self.plan.exchange_timeout_s,
-                should_stop=lambda: link.is_aborted,
+                should_stop=lambda: self.is_outdated,
             )
         return self._servers
 
@@ -306,41 +392,53 @@ def _slots(optimizer: torch.optim.Optimizer) -> int:
     return 1 if settings.get("momentum") or "lr_decay" in settings else 0
 
 
-def _packed(state: dict[str, Any]) -> bytes:
+def packed(state: dict[str, Any]) -> bytes:
+    """A state as bytes, for another worker."""
     stream = io.BytesIO()
     torch.save(state, stream)
     return stream.getvalue()
 
 
-def _unpacked(data: bytes) -> dict[str, Any]:
+def unpacked(data: bytes) -> dict[str, Any]:
+    """What `packed` made; nothing in it is executed."""
     state: dict[str, Any] = torch.load(io.BytesIO(data), weights_only=True)
     return state
 
 
-def _open_collective(plan: Plan, link: Link) -> Collective:
-    if plan.collective == "solo":
+def _open_collective(plan: Plan, link: Link, view: ViewOf, rank: int) -> Collective:
+    if plan.size == 1:
         return Solo()
-    if plan.collective == "process-group":
-        return _process_group(plan, link)
-    assert link.welcome.control_segment is not None, "the coordinator made a control segment for this plan"
+    if view.control_segment is None:
+        return _process_group(plan, link, view.number, rank)
+    try:
+        control = Segment.attach(view.control_segment)
+    except OSError as error:  # there is another View by now
+        raise PeerLost(f"The memory of View {view.number} is gone: {error}.") from None
     return SharedMemory(
-        Segment.attach(link.welcome.control_segment),
-        rank=link.rank,
+        control,
+        rank=rank,
         size=plan.size,
         timeout_s=plan.exchange_timeout_s,
         limit_bytes=plan.shared_memory_bytes,
     )
 
 
-def _process_group(plan: Plan, link: Link) -> Collective:
+def _process_group(plan: Plan, link: Link, view: int, rank: int) -> Collective:
     # torch.distributed is loaded only where it is used.
     from syncline.comms.process_group import ProcessGroup
     from syncline.comms.store import connect_store
 
     address = link.request_store()
-    device = torch.device(plan.workers[link.rank].device)
-    store_ = connect_store(address.host, address.port, _STORE_PREFIX, plan.exchange_timeout_s)
-    return ProcessGroup(store_, rank=link.rank, size=plan.size, device=device, timeout_s=plan.exchange_timeout_s)
+    device = torch.device(plan.workers[rank].device)
+    store_ = connect_store(
+        address.host,
+        address.port,
+        f"view-{view}",
+        plan.exchange_timeout_s,
+        bytes.fromhex(link.welcome.secret),
+        should_stop=lambda: link.is_outdated(view),
+    )
+    return ProcessGroup(store_, rank=rank, size=plan.size, device=device, timeout_s=plan.exchange_timeout_s)
 
 
 def _plan_of_one(worker: WorkerPlan) -> Plan:

@@ -18,15 +18,15 @@ __all__ = ["run_server"]
 
 def run_server(link: Link, plan: Plan) -> None:
     """Serve until every worker has said goodbye."""
-    torch.set_num_threads(1)
+    torch.set_num_threads(1)  # its recorder says from the start that it waits, which is what a server does
     serve(
         "127.0.0.1",
         bytes.fromhex(link.welcome.secret),
         shard_index=link.rank - plan.size,
         shards=plan.servers,
         size=plan.size,
-        on_ready=lambda address: link.send(ServerReady(link.rank, address)),
-        should_stop=lambda: link.is_aborted,
+        on_ready=lambda address: link.send(ServerReady(link.rank, address, link.life)),
+        should_stop=lambda: link.is_aborted or link.is_released,
     )
     if link.is_aborted:
         raise PeerLost("The run has failed elsewhere.")

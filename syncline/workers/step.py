@@ -74,9 +74,11 @@ class Update:
         gradients.attach()
         numbers = [loss or 0.0, correct or 0.0, float(calls.stop_wanted()), float(calls.save_wanted())]
         self._write_riders(numbers)
+        self._recorder.waits = True
         has_agreed = self._exchange.before_update(weight)
         is_finite = math.isfinite(float(riders[0]) if has_agreed else numbers[0])
         self._recorder.mark("exchange")
+        self._recorder.waits = False
 
         if is_finite:
             if self._clip_norm is not None:
@@ -85,6 +87,7 @@ class Update:
         self._recorder.mark("update")
 
         is_asynchronous = self._exchange.is_asynchronous
+        self._recorder.waits = True
         if self._exchange.after_update(weight):
             has_agreed = True
         total_loss, total_correct, stop, save = riders.tolist() if has_agreed else (*numbers[:2], 0.0, 0.0)
@@ -93,6 +96,7 @@ class Update:
             agreed = self._meeting.after_step(step, must=must, may_go_on=self._exchange.may_go_on)
             stop, save = (agreed.stop, agreed.save) if agreed else (0.0, 0.0)
         self._recorder.mark("exchange")
+        self._recorder.waits = False
         return Outcome(
             loss=total_loss if loss is not None else None,
             correct=total_correct if correct is not None else None,

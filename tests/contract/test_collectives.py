@@ -279,9 +279,8 @@ def test_when_a_process_is_killed_gloo_tells_the_others(call):
         except PeerLost as error:
             return str(error)
 
-    with own_processes(3) as processes:
-        gloo = GlooRanks(processes)  # holds the store
-        *survivors, died = processes.answers(gloo.opener(3), work)
+    with own_processes(3) as processes, GlooRanks(processes).opener(3) as opener:
+        *survivors, died = processes.answers(opener, work)
         assert isinstance(died, Died)
         assert all(text.startswith("The exchange failed: ") for text in survivors), survivors
 

@@ -186,3 +186,28 @@ def environment(extra: dict[str, str] | None = None) -> dict[str, str]:
     """The environment of a command under test: this checkout's package, no colours, a fixed width."""
     path = os.pathsep.join([str(ROOT), os.environ.get("PYTHONPATH", "")]).rstrip(os.pathsep)
     return {**os.environ, "PYTHONPATH": path, "COLUMNS": "120", **(extra or {})}
+
+
+class SignalAt(nn.Module):
+    """Sends processes of the run a signal, each (call of forward, rank) once however often it is come to.
+
+    A worker does it to itself, when it has come to that call in its present life.
+    """
+
+    def __init__(self, net: nn.Module, at: list[tuple[int, int]], flags: Path, number: int = signal.SIGKILL) -> None:
+        super().__init__()
+        self.net, self.at, self.flags, self.number = net, at, str(flags), int(number)
+        self.calls = 0
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        if self.training:
+            self.calls += 1
+            for call, rank in self.at:
+                if call == self.calls and rank == my_rank():
+                    try:
+                        os.close(os.open(f"{self.flags}-{call}-{rank}", os.O_CREAT | os.O_EXCL))
+                    except FileExistsError:
+                        continue
+                    os.kill(os.getpid(), self.number)
+        out: torch.Tensor = self.net(x)
+        return out

@@ -23,7 +23,7 @@ from syncline.telemetry.run_dir import RunDir
 def train(tmp_path: Path, model: object, **changes: object) -> syncline.Result:
     settings: dict[str, object] = {
         "data": samples(), "batch": 10, "epochs": 3, "workers": 3, "optimizer": syncline.sgd(lr=0.05),
-        "out": str(tmp_path), "quiet": True, **changes,
+        "out": str(tmp_path), "quiet": True, "on_loss": "stop", **changes,
     }  # fmt: skip
     return syncline.train(model=model, **settings)  # type: ignore[arg-type]
 

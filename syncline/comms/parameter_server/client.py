@@ -76,14 +76,18 @@ class ParameterServers:
         *,
         rank: int,
         size: int,
+        view: int = 0,
         timeout_s: float = 300.0,
         share_memory: bool = True,
         should_stop: Callable[[], bool] | None = None,
     ) -> None:
-        """Connect to the shards, given in order. `share_memory=False` sends everything through sockets."""
+        """Connect to the shards, given in order. `share_memory=False` sends everything through sockets.
+
+        `view` is a larger number each time the workers change: the servers then forget those of before.
+        """
         if not addresses:
             raise ConfigError("There is no server of parameters to connect to: the list of addresses is empty.")
-        self.rank, self.size = rank, size
+        self.rank, self.size, self._view = rank, size, view
         self.ranges = []
         self.clock = self.cache_clock = 0
         self.staleness = {}
@@ -140,6 +144,7 @@ class ParameterServers:
         sparse: Sequence[bool] | None = None,
         state: Sequence[Mapping[str, Any]] | None = None,
         joins: bool = False,
+        keeps: bool = False,
     ) -> None:
         """Start the servers anew, together with all other workers.
 
@@ -150,6 +155,8 @@ class ParameterServers:
 
         `joins=True` is for a worker that takes the place of a lost one in what the others have begun: nothing starts
         anew, and `clock` becomes at least the slowest worker's.
+
+        `keeps=True`, from all workers of a new View: the servers go on with the parameters and the optimiser they have.
         """
         _check_parameters(parameters)
         self._drop_ahead()
@@ -168,7 +175,7 @@ class ParameterServers:
             self._settle(line)
             self._offer_mailbox(line, part)
         groups = group_members(optimizer, parameters)
-        speaks = self.rank == 0 and not joins
+        speaks = self.rank == 0 and not joins and not keeps
         flat = torch.cat([flatten(p) for p in parameters]) if speaks and parameters else torch.empty(0)
         shell = write_shell(optimizer) if speaks else b""
         version, entries = _known_state(state, optimizer, parameters) if speaks else (0, [])
@@ -177,7 +184,7 @@ class ParameterServers:
             bulk = [flat[slice(*part)], _as_tensor(shell), _as_tensor(_saved(version, entries, pieces))]
             sizes = (bulk[0].nbytes, bulk[1].nbytes, bulk[2].nbytes) if speaks else (0, 0, 0)
             id_ = line.expect()
-            message = m.Begin(id_, rule, rate, clock, joins, self._shapes, flags, groups, sizes)
+            message = m.Begin(id_, rule, rate, clock, joins, self._shapes, flags, groups, sizes, keeps)
             line.link.send(message, bulk if speaks else [])
             ids.append(id_)
         replies = self._await_all(ids)
@@ -186,6 +193,15 @@ class ParameterServers:
             line.expected.clear()  # a gate from before will not be answered
         self.clock = max(reply.clock for reply in replies)
         self.cache_clock = min(reply.slowest for reply in replies)
+
+    def earlier(self) -> dict[int, int] | None:
+        """Of which worker of the View before how many steps are in the parameters.
+
+        None if it cannot be said: a server is new, or one has got something that another has not.
+        """
+        replies = self._await_all([line.request(m.Earlier) for line in self._lines])
+        first = replies[0].reached
+        return first if first is not None and all(reply.reached == first for reply in replies) else None
 
     def state(self) -> list[dict[str, Any]]:
         """What the servers' optimisers remember, one entry per shard; for `begin` later, also with other shards.
@@ -349,14 +365,17 @@ class ParameterServers:
         self._note_read(replies)
         return True
 
-    def pull_elastic(self, flat: Tensor) -> None:
-        """Rule "elastic": this worker, at `flat`, and the centre pull at each other. `flat` becomes flat - d."""
+    def pull_elastic(self, flat: Tensor, clock: int = 0) -> None:
+        """Rule "elastic": this worker, at `flat` after `clock` steps, and the centre pull at each other.
+
+        `flat` becomes flat - d.
+        """
         moves = torch.empty(self.ranges[-1][1])
         ids = []
         for line, part in zip(self._lines, self.ranges, strict=True):
             self._settle(line)
             id_ = line.expect([moves[slice(*part)]])
-            line.link.send(m.Elastic(id_), [_checked(flat, part[1])[slice(*part)]])
+            line.link.send(m.Elastic(id_, clock), [_checked(flat, part[1])[slice(*part)]])
             ids.append(id_)
         self._note_read(self._await_all(ids))
         flat[: moves.numel()].sub_(moves)
@@ -407,7 +426,7 @@ class ParameterServers:
             should_stop=self._should_stop,
         )
         try:
-            link.send(m.Hello(self.rank, self.size, self._session, is_ahead))
+            link.send(m.Hello(self.rank, self.size, self._session, is_ahead, self._view))
         except BaseException:
             link.close()
             raise

@@ -1,11 +1,12 @@
-"""Connections between workers and servers of parameters: who may speak, frames, limits.
+"""Connections between workers and those who serve them: who may speak, frames, limits.
 
-Here: the handshake; `Link`, a worker's end, which waits; `Peer`, a server's end, which never does. Not here: what is
-said (`messages.py`) and what follows from it (`client.py`, `server.py`).
+Here: the handshake; `Caller` and `Link`, a worker's end, which waits; `Peer`, a server's end, which never does; `Door`,
+where strangers stay until they have proved to be none. Not here: what is said (`messages.py`, `comms/store.py`) and
+what follows from it (`client.py`, `server.py`).
 
 Handshake: before anything else is read, each end proves that it knows the run's secret by an HMAC over two random
-challenges, one of each end. Only the beginning is proved: what follows is neither encrypted nor signed, so it is for
-networks whose wires are trusted.
+challenges, one of each end, so that what was recorded proves nothing the next time. Only the beginning is proved: what
+follows is neither encrypted nor signed, so it is for networks whose wires are trusted.
 
 Frame: a prefix (length of the message, length of the bulk, whether the bulk lies in the mailbox), the message, and the
 bulk unless it lies in the mailbox. Bulk goes from and to the memory of tensors without a copy in between. Prefix and
@@ -16,33 +17,32 @@ fast.
 from __future__ import annotations
 
 import contextlib
+import errno
 import hashlib
 import hmac
 import itertools
 import secrets
 import select
+import selectors
 import socket
 import struct
 import time
 from collections import deque
 from collections.abc import Callable, Sequence
-from typing import Any, NamedTuple
+from typing import Any, Generic, NamedTuple, TypeVar
 
 import msgspec
 import torch
 from torch import Tensor
 
 from syncline.comms.parameter_server.mailbox import Mailbox
-from syncline.comms.parameter_server.messages import (
-    FromServer,
-    FromWorker,
-    decode_from_server,
-    decode_from_worker,
-    encode,
-)
+from syncline.comms.parameter_server.messages import FromServer, decode_from_server, encode
 from syncline.errors import PeerLost
 
-__all__ = ["Frame", "Link", "Peer", "PeerGone", "as_memory", "listen"]
+__all__ = ["Caller", "Door", "Frame", "Link", "Peer", "PeerGone", "as_memory", "listen"]
+
+Message = TypeVar("Message")
+"""What the other end says."""
 
 _CHALLENGE_BYTES = 32
 _PROOF_BYTES = hashlib.sha256().digest_size
@@ -52,16 +52,19 @@ _LONGEST_MESSAGE = 64 * 1024 * 1024
 _SLICE_S = 0.2  # how often a wait looks whether it should be given up
 _HANDSHAKE_S = 10.0
 _MOST_BUFFERS = 64  # in one system call; the kernel takes 1024
+_BACKLOG = 1024  # a queue that is full makes an honest worker wait for a second at least, until it knocks again
+_AT_ONCE = 64  # taken from the queue before those who came earlier are attended to
+_NO_ROOM = {errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM}
 
 
 class PeerGone(Exception):
     """The other end of a `Peer` has closed, or has no business here."""
 
 
-class Frame(NamedTuple):
+class Frame(NamedTuple, Generic[Message]):
     """A message and its bulk, which stays as it is until the next frame of that connection is read."""
 
-    message: FromWorker
+    message: Message
     bulk: Tensor
 
 
@@ -76,19 +79,27 @@ def as_memory(tensor: Tensor) -> memoryview:
 def listen(host: str) -> socket.socket:
     """A listening socket on a free port."""
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
-    return socket.create_server((host, 0), family=family, backlog=128)
+    return socket.create_server((host, 0), family=family, backlog=_BACKLOG)
 
 
-class Link:
-    """A worker's connection to one shard. Every wait ends with an answer, with `PeerLost`, or because of `should_stop`.
+class Caller(Generic[Message]):
+    """The end that asks. Every wait ends with an answer, with `PeerLost`, or because of `should_stop`.
 
-    For one thread. `what` names the shard in errors.
+    For one thread. `what` names the other end in errors.
     """
 
     def __init__(
-        self, address: str, secret: bytes, *, what: str, timeout_s: float, should_stop: Callable[[], bool]
+        self,
+        address: str,
+        secret: bytes,
+        decode: Callable[[bytearray], Message],
+        *,
+        what: str,
+        timeout_s: float,
+        should_stop: Callable[[], bool],
     ) -> None:
         self.what = what
+        self._decode = decode
         self.bytes_sent = 0
         self.bytes_received = 0
         self.mailbox: Mailbox | None = None
@@ -114,7 +125,7 @@ class Link:
             self._socket.close()
             raise
 
-    def send(self, message: FromWorker, bulk: Sequence[Tensor] = ()) -> None:
+    def send(self, message: msgspec.Struct, bulk: Sequence[Tensor] = ()) -> None:
         """Bulk is any number of contiguous tensors, one behind the other; all is handed over on return."""
         size = sum(t.nbytes for t in bulk)
         self.bytes_sent += size
@@ -131,11 +142,11 @@ class Link:
             buffers += [as_memory(t) for t in bulk if t.numel()]
         self._send(buffers)
 
-    def receive(self) -> tuple[FromServer, int, bool]:
+    def receive(self) -> tuple[Message, int, bool]:
         """The next message, how much bulk it has, and whether that lies in the mailbox. Then `take` the bulk."""
         length, size, in_mailbox = _PREFIX.unpack(self._read(_PREFIX.size))
         self.bytes_received += size
-        return decode_from_server(self._read(_padded(length))[:length]), size, in_mailbox
+        return self._decode(self._read(_padded(length))[:length]), size, in_mailbox
 
     def take(self, into: Sequence[Tensor], size: int, in_mailbox: bool) -> None:
         """Write the bulk of the message that was just received into these tensors, one behind the other."""
@@ -229,14 +240,23 @@ class Link:
             raise PeerLost(f"{self.what} gave no sign of life within {self.timeout_s:g} s.")
 
 
-class Peer:
+class Link(Caller[FromServer]):
+    """A worker's connection to one shard."""
+
+    def __init__(
+        self, address: str, secret: bytes, *, what: str, timeout_s: float, should_stop: Callable[[], bool]
+    ) -> None:
+        super().__init__(address, secret, decode_from_server, what=what, timeout_s=timeout_s, should_stop=should_stop)
+
+
+class Peer(Generic[Message]):
     """A server's end of one connection; nothing here waits.
 
     `read` brings frames as they are complete. `send` queues; what does not fit into the kernel's buffers at once leaves
     with later calls of `flush`. Parameters are sent from where they lie: call `keep_promises` before changing them.
     """
 
-    def __init__(self, connection: socket.socket, secret: bytes) -> None:
+    def __init__(self, connection: socket.socket, secret: bytes, decode: Callable[[memoryview], Message]) -> None:
         connection.setblocking(False)
         _tune(connection)
         self.socket = connection
@@ -244,7 +264,7 @@ class Peer:
         self.is_known = False
         self.deadline: float | None = time.monotonic() + _HANDSHAKE_S
         """Until when it must have proved that it belongs here."""
-        self._secret = secret
+        self._secret, self._decode = secret, decode
         self._challenge = secrets.token_bytes(_CHALLENGE_BYTES)
         # What is to be sent, and whether it shows memory that may change before it has left.
         self._out: deque[tuple[memoryview, bool]] = deque([(memoryview(self._challenge), False)])
@@ -254,7 +274,7 @@ class Peer:
         self._stage = "proof"
         self._bulk = torch.empty(0, dtype=torch.uint8)
         self._length, self._bulk_size, self._in_mailbox = 0, 0, False
-        self._message: FromWorker | None = None
+        self._message: Message | None = None
 
     def fileno(self) -> int:
         """For a selector."""
@@ -265,26 +285,29 @@ class Peer:
         """Whether `flush` should be called when the socket can be written to."""
         return bool(self._out)
 
-    def read(self) -> Frame | None:
+    def prove(self) -> bool:
+        """Whether it has proved by now that it knows the secret. `PeerGone` if it does not. Reads nothing beyond."""
+        if not self.is_known and self._fill():
+            theirs, proof = bytes(self._target[:_CHALLENGE_BYTES]), bytes(self._target[_CHALLENGE_BYTES:])
+            if not hmac.compare_digest(proof, _proof(self._secret, b"worker", self._challenge, theirs)):
+                raise PeerGone("does not know the secret")
+            self.is_known, self.deadline = True, None
+            self._out.append((memoryview(_proof(self._secret, b"server", self._challenge, theirs)), False))
+            self.flush()
+            self._expect("prefix", memoryview(bytearray(_PREFIX.size)))
+        return self.is_known
+
+    def read(self) -> Frame[Message] | None:
         """The next complete frame, or None if there is none yet. `PeerGone` if there will be none."""
-        while True:
-            while self._filled < len(self._target):
-                try:
-                    count = self.socket.recv_into(self._target[self._filled :])
-                except BlockingIOError:
-                    return None
-                except OSError as error:
-                    raise PeerGone(str(error)) from None
-                if count == 0:
-                    raise PeerGone("closed")
-                self._filled += count
+        while self.prove() and self._fill():
             if self._advance():
                 message, self._message = self._message, None
                 assert message is not None
                 source = self.mailbox.bytes if self._in_mailbox and self.mailbox is not None else self._bulk
                 return Frame(message, source[: self._bulk_size])
+        return None
 
-    def send(self, message: FromServer, bulk: Sequence[Tensor] = (), *, may_change: bool = False) -> None:
+    def send(self, message: msgspec.Struct, bulk: Sequence[Tensor] = (), *, may_change: bool = False) -> None:
         """Queue a message; `may_change` says that the bulk is memory which changes later (see `keep_promises`)."""
         size = sum(t.nbytes for t in bulk)
         box = self.mailbox
@@ -332,17 +355,22 @@ class Peer:
     def _expect(self, stage: str, target: memoryview) -> None:
         self._stage, self._target, self._filled = stage, target, 0
 
+    def _fill(self) -> bool:
+        """Whether all that is awaited is there."""
+        while self._filled < len(self._target):
+            try:
+                count = self.socket.recv_into(self._target[self._filled :])
+            except BlockingIOError:
+                return False
+            except OSError as error:
+                raise PeerGone(str(error)) from None
+            if count == 0:
+                raise PeerGone("closed")
+            self._filled += count
+        return True
+
     def _advance(self) -> bool:
         """What was awaited is there: find out what comes next. True if a frame is complete."""
-        if self._stage == "proof":
-            theirs, proof = bytes(self._target[:_CHALLENGE_BYTES]), bytes(self._target[_CHALLENGE_BYTES:])
-            if not hmac.compare_digest(proof, _proof(self._secret, b"worker", self._challenge, theirs)):
-                raise PeerGone("does not know the secret")
-            self.is_known, self.deadline = True, None
-            self._out.append((memoryview(_proof(self._secret, b"server", self._challenge, theirs)), False))
-            self.flush()
-            self._expect("prefix", memoryview(bytearray(_PREFIX.size)))
-            return False
         if self._stage == "prefix":
             length, self._bulk_size, self._in_mailbox = _PREFIX.unpack(self._target)
             if length > _LONGEST_MESSAGE:
@@ -352,7 +380,7 @@ class Peer:
             return False
         if self._stage == "message":
             try:
-                self._message = decode_from_worker(self._target[: self._length])
+                self._message = self._decode(self._target[: self._length])
             except (msgspec.DecodeError, ValueError, RecursionError) as error:
                 raise PeerGone(f"sent a message that makes no sense: {error}") from None
             if self._in_mailbox:
@@ -362,12 +390,98 @@ class Peer:
                 if self._bulk.numel() < self._bulk_size:
                     try:
                         self._bulk = torch.empty(self._bulk_size, dtype=torch.uint8)
-                    except RuntimeError as error:  # torch's way to say that there is not so much memory
+                    except (RuntimeError, TypeError) as error:  # more than there is, more than can be counted
                         raise PeerGone(f"announced {self._bulk_size} bytes: {error}") from None
                 self._expect("bulk", as_memory(self._bulk[: self._bulk_size]))
                 return False
         self._expect("prefix", memoryview(bytearray(_PREFIX.size)))
         return True
+
+
+class Door(Generic[Message]):
+    """A listening socket, and those who came through it and have not proved yet that they belong here.
+
+    A stranger costs a descriptor and a few hundred bytes, for ten seconds at most. There are never more than `room` of
+    them: who has been here longest makes room for the next, because an honest worker proves itself at once. The door is
+    registered with the selector as the data of the listener, and each `Peer` as the data of its own connection.
+    """
+
+    def __init__(
+        self,
+        listener: socket.socket,
+        secret: bytes,
+        decode: Callable[[memoryview], Message],
+        selector: selectors.BaseSelector,
+        *,
+        room: int = 256,
+    ) -> None:
+        listener.setblocking(False)
+        self._listener, self._selector = listener, selector
+        self._secret, self._decode, self._room = secret, decode, room
+        self._strangers: dict[Peer[Message], None] = {}  # in the order of coming
+        self._is_open = False
+        self.tend()
+
+    def accept(self) -> None:
+        """Take some of those who wait outside. Out of descriptors or memory, it takes nobody until the next `tend`."""
+        for _ in range(_AT_ONCE):
+            try:
+                connection, _ = self._listener.accept()
+            except BlockingIOError:
+                return
+            except OSError as error:
+                if error.errno in _NO_ROOM and not self._drop_oldest():
+                    # Whoever waits outside makes the selector return at once, again and again.
+                    self._selector.unregister(self._listener)
+                    self._is_open = False
+                    return
+                continue  # there is room now, or it was gone before it was taken
+            if len(self._strangers) >= self._room:
+                self._drop_oldest()
+            try:
+                peer = Peer(connection, self._secret, self._decode)
+                peer.flush()
+                self._selector.register(peer, selectors.EVENT_READ, peer)
+            except (OSError, PeerGone):
+                connection.close()
+                continue
+            self._strangers[peer] = None
+
+    def admit(self, peer: Peer[Message]) -> bool:
+        """Hear what a stranger has to say. True if it is none: from now on the caller looks after it."""
+        try:
+            if peer not in self._strangers or not peer.prove():
+                return False
+        except PeerGone:
+            self._drop(peer)
+            return False
+        del self._strangers[peer]
+        return True
+
+    def tend(self) -> None:
+        """Send away who takes too long, and open again. To be called several times a second."""
+        now = time.monotonic()
+        for peer in [p for p in self._strangers if p.deadline is not None and p.deadline < now]:
+            self._drop(peer)
+        if not self._is_open:
+            self._selector.register(self._listener, selectors.EVENT_READ, self)
+            self._is_open = True
+
+    def close(self) -> None:
+        """Send the strangers away. The listener is the caller's."""
+        for peer in list(self._strangers):
+            self._drop(peer)
+
+    def _drop_oldest(self) -> bool:
+        oldest = next(iter(self._strangers), None)
+        if oldest is not None:
+            self._drop(oldest)
+        return oldest is not None
+
+    def _drop(self, peer: Peer[Message]) -> None:
+        del self._strangers[peer]
+        self._selector.unregister(peer)
+        peer.close()
 
 
 def _tune(connection: socket.socket) -> None:
@@ -379,7 +493,7 @@ def _tune(connection: socket.socket) -> None:
             connection.setsockopt(socket.IPPROTO_TCP, getattr(socket, name), value)
 
 
-def _head(message: FromWorker | FromServer, size: int, in_mailbox: bool) -> memoryview:
+def _head(message: msgspec.Struct, size: int, in_mailbox: bool) -> memoryview:
     """Prefix and message of a frame with `size` bytes of bulk."""
     encoded = encode(message)
     return memoryview(_PREFIX.pack(len(encoded), size, in_mailbox) + encoded.ljust(_padded(len(encoded)), b"\0"))

@@ -42,6 +42,8 @@ class Hello(msgspec.Struct, frozen=True, tag=True, array_like=True):
     session: int
     is_ahead: bool
     """This connection only fetches ahead; that it ends says nothing about the worker."""
+    view: int = 0
+    """Each time the workers change, a larger number; whoever belongs to an earlier one has no business any more."""
 
 
 class Offer(msgspec.Struct, frozen=True, tag=True, array_like=True):
@@ -67,6 +69,8 @@ class Begin(msgspec.Struct, frozen=True, tag=True, array_like=True):
     groups: list[list[int]]
     parts: tuple[int, int, int]
     """How many bytes of bulk are parameters, shell and state."""
+    keeps: bool = False
+    """Go on with the parameters and the optimiser that are there; from rank 0, too, no bulk."""
 
 
 class Update(msgspec.Struct, frozen=True, kw_only=True, array_like=True):
@@ -110,6 +114,8 @@ class Elastic(msgspec.Struct, frozen=True, tag=True, array_like=True):
     """Bulk: where the worker is in this part. The reply's: how far it is to move."""
 
     id: int
+    clock: int = 0
+    """How many steps have made it what it is."""
 
 
 class Tick(msgspec.Struct, frozen=True, tag=True, array_like=True):
@@ -132,6 +138,12 @@ class Gate(msgspec.Struct, frozen=True, tag=True, array_like=True):
     id: int
     clock: int
     bound: int
+
+
+class Earlier(msgspec.Struct, frozen=True, tag=True, array_like=True):
+    """How far the workers of the View before had come; see `Reply.reached`."""
+
+    id: int
 
 
 class SaveState(msgspec.Struct, frozen=True, tag=True, array_like=True):
@@ -161,6 +173,8 @@ class Reply(msgspec.Struct, frozen=True, tag=True, array_like=True):
     accepted: bool = True
     """To Offer: whether the memory can be used."""
     riders: list[float] = []
+    reached: dict[int, int] | None = None
+    """To Earlier: of which worker how many steps are in the parameters; None if the parameters are not there."""
     """To Collect: their weighted sum."""
 
 
@@ -172,7 +186,7 @@ class Failed(msgspec.Struct, frozen=True, tag=True, array_like=True):
     is_peers_fault: bool
 
 
-FromWorker = Hello | Offer | Begin | Push | Collect | Elastic | Tick | Pull | Gate | SaveState | Goodbye
+FromWorker = Hello | Offer | Begin | Push | Collect | Elastic | Tick | Pull | Gate | Earlier | SaveState | Goodbye
 FromServer = Reply | Failed
 
 encode = msgspec.msgpack.Encoder().encode

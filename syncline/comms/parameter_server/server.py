@@ -19,15 +19,16 @@ import selectors
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeAlias
 
 import torch
 from torch import Tensor
 
 from syncline.algorithms.codecs import BF16, Codec, Exact, Int8, OneBit, TopK
 from syncline.algorithms.partition import cut_rows
+from syncline.comms.parameter_server import connection
 from syncline.comms.parameter_server import messages as m
-from syncline.comms.parameter_server.connection import Frame, Peer, PeerGone, listen
+from syncline.comms.parameter_server.connection import Door, PeerGone, listen
 from syncline.comms.parameter_server.mailbox import Mailbox
 from syncline.comms.parameter_server.pieces import pieces_of
 from syncline.comms.parameter_server.shard import RULES, Gradient, Shard
@@ -35,10 +36,14 @@ from syncline.errors import ConfigError
 
 __all__ = ["CODECS", "Served", "serve"]
 
+Peer: TypeAlias = connection.Peer[m.FromWorker]
+Frame: TypeAlias = connection.Frame[m.FromWorker]
+
 CODECS: dict[str, type[Codec]] = {kind.__name__: kind for kind in (BF16, Exact, Int8, OneBit, TopK)}
 """The codecs whose payloads a server can read."""
 
 _SLICE_S = 0.2  # how often the loop looks whether it should stop
+_STRANGERS = 256  # how many connections may be without a proof at a time, besides the workers'
 
 
 @dataclass(frozen=True)
@@ -72,26 +77,27 @@ def serve(
     another worker may take its place.
     """
     with listen(host) as listener, selectors.DefaultSelector() as selector:
-        listener.setblocking(False)
-        loop = _Loop(selector, secret, shard_index, shards, size, on_lost)
-        selector.register(listener, selectors.EVENT_READ)
+        # All workers may come at the same moment, each with one connection for now and one for ahead.
+        door = Door(listener, secret, m.decode_from_worker, selector, room=_STRANGERS + 2 * size)
+        loop = _Loop(selector, door, shard_index, shards, size, on_lost)
         port = listener.getsockname()[1]
         on_ready(f"[{host}]:{port}" if ":" in host else f"{host}:{port}")
         try:
             asks_at = 0.0
-            while len(loop.departed) < size:
+            while len(loop.departed) < loop.size:
                 if (now := time.monotonic()) >= asks_at:
                     asks_at = now + _SLICE_S / 2
                     if should_stop():
                         break
-                    loop.drop_unproven()
+                    door.tend()
                 for key, events in selector.select(_SLICE_S / 2):
-                    if key.fileobj is listener:
-                        loop.accept(listener)
+                    if key.data is door:
+                        door.accept()
                     else:
                         loop.attend(key.data, events)
             loop.see_off()
         finally:
+            door.close()
             for peer in list(loop.members):
                 peer.close()
         shard = loop.shard
@@ -128,14 +134,16 @@ class _Loop:
     def __init__(
         self,
         selector: selectors.BaseSelector,
-        secret: bytes,
+        door: Door[m.FromWorker],
         shard_index: int,
         shards: int,
         size: int,
         on_lost: Callable[[int], None],
     ) -> None:
-        self.selector, self.secret = selector, secret
+        self.selector, self.door = selector, door
         self.index, self.shards, self.size = shard_index, shards, size
+        self.view = 0
+        self.reached: dict[int, int] | None = None  # by the workers of the View before
         self.on_lost = on_lost
         self.shard: Shard | None = None
         self.first_version = 0
@@ -150,26 +158,13 @@ class _Loop:
 
     # Connections
 
-    def accept(self, listener: Any) -> None:
-        try:
-            connection, _ = listener.accept()
-            peer = Peer(connection, self.secret)
-        except OSError:  # gone before it was taken
-            return
-        self.members[peer] = _Member()
-        self.selector.register(peer, selectors.EVENT_READ, peer)
-        self._protected(peer, peer.flush)
-
     def attend(self, peer: Peer, events: int) -> None:
+        if peer not in self.members and self.door.admit(peer):
+            self.members[peer] = _Member()
         if events & selectors.EVENT_WRITE and peer in self.members:
             self._protected(peer, peer.flush)
         if events & selectors.EVENT_READ and peer in self.members:
             self._protected(peer, lambda: self._read(peer))
-
-    def drop_unproven(self) -> None:
-        now = time.monotonic()
-        for peer in [p for p in self.members if p.deadline is not None and p.deadline < now]:
-            self._drop(peer)
 
     def see_off(self) -> None:
         """The last answers, for those who wait for them, leave before the connections end."""
@@ -263,6 +258,9 @@ class _Loop:
             case m.Begin():
                 self._begin(_Waiting(peer, message, bulk), rank)
                 return
+            case m.Earlier():
+                peer.send(m.Reply(message.id, reached=self.reached))
+                return
             case m.Goodbye():
                 member.said_goodbye = True
                 self.departed.add(rank)
@@ -292,7 +290,7 @@ class _Loop:
             case m.Elastic():
                 self._settle_readers()
                 worker = bulk.view(torch.float32)
-                shard.exchange(rank, message.id, worker)
+                shard.exchange(rank, message.id, worker, message.clock)
                 peer.send(m.Reply(message.id, shard.version, shard.slowest), [worker])
             case m.Tick():
                 shard.advance(rank, message.clock)
@@ -312,6 +310,10 @@ class _Loop:
                 peer.send(m.Reply(message.id, shard.version, shard.slowest), [data])
 
     def _hello(self, peer: Peer, member: _Member, message: m.Hello) -> None:
+        if message.view > self.view:
+            self._change_view(message.view, message.size, peer)
+        if message.view < self.view:
+            raise PeerGone("belongs to an earlier View")
         if message.size != self.size or not 0 <= message.rank < self.size:
             reason = f"Worker {message.rank} of {message.size} connected, but this server is for {self.size} workers."
             peer.send(m.Failed(0, reason, False))
@@ -330,6 +332,16 @@ class _Loop:
         if message.rank in self.lost:
             self.lost.remove(message.rank)
 
+    def _change_view(self, view: int, size: int, first: Peer) -> None:
+        """Other workers from now on. The parameters stay, until these begin with theirs."""
+        self.view, self.size = view, size
+        self.reached = dict(self.shard.reached) if self.shard is not None else None
+        self.begins, self.collects, self.gates, self.pulls = {}, {}, {}, []
+        self.sessions, self.departed, self.lost = {}, set(), []
+        for peer in [p for p, k in self.members.items() if k.rank is not None and p is not first]:
+            self.members[peer].is_ahead = True  # its end says nothing about the workers there are now
+            self._drop(peer)
+
     def _begin(self, request: _Waiting, rank: int) -> None:
         message = request.message
         if message.joins:
@@ -344,8 +356,13 @@ class _Loop:
         begins, self.begins = self.begins, {}
         try:
             self._settle_readers()
-            self.shard = self._new_shard(begins[0])
-            self.first_version = self.shard.version
+            if all(b.message.keeps for b in begins.values()):
+                if self.shard is None:
+                    raise ConfigError("The workers want to go on with what is here, but nothing is.")
+                self.shard.restart(self.size, message.clock)
+            else:
+                self.shard = self._new_shard(begins[0])
+                self.first_version = self.shard.version
             self.collects, self.gates, self.pulls = {}, {}, []
         except Exception as error:
             for waiting in begins.values():

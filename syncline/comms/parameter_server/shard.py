@@ -93,6 +93,8 @@ class Shard:
         self.clocks = dict.fromkeys(range(size), clock)
         self.staleness: dict[int, int] = {}
         """How many updates had each staleness."""
+        self.reached: dict[int, int] = dict(self.clocks)
+        """Of which worker how many steps are in the parameters; also of those who are gone."""
         self._start = clock
         self._elastic = elastic(rate) if rule == "elastic" else None
         self._parameters = [nn.Parameter(values[slice(*p.span)].view(p.shape)) for p in pieces]
@@ -117,6 +119,13 @@ class Shard:
         """A worker is done or gone: nobody waits for its clock any more."""
         self.clocks.pop(rank, None)
         self._held.pop(rank, None)
+
+    def restart(self, size: int, clock: int) -> None:
+        """Other workers go on with what is here, from step `clock`."""
+        self.size, self._start, self._collecting = size, clock, clock
+        self.clocks = dict.fromkeys(range(size), clock)
+        self.reached = dict(self.clocks)
+        self._settings, self._met, self._held = {}, {}, {}
 
     def withdraw(self, rank: int) -> None:
         """A worker no longer waits for its gradient to be collected."""
@@ -178,6 +187,7 @@ class Shard:
             self.staleness = record(self.staleness, age)
         self._met[rank] = (sequence, age)
         self.advance(rank, clock)
+        self.reached[rank] = max(self.reached.get(rank, 0), clock)
         return age
 
     def collect(
@@ -227,13 +237,14 @@ class Shard:
         self._held.clear()
         for r in range(self.size):
             self.advance(r, clock)
+            self.reached[r] = clock
         return self._collected
 
     def met_collect(self, rank: int, sequence: int) -> None:
         """This worker's gradient was part of the last step that was collected."""
         self._met[rank] = (sequence, 0)
 
-    def exchange(self, rank: int, sequence: int, worker: Tensor) -> None:
+    def exchange(self, rank: int, sequence: int, worker: Tensor, clock: int = 0) -> None:
         """Rule "elastic": move the centre, and overwrite `worker`, where the worker is, by how far it is to move.
 
         d = rate (x_k - x~) from the values before either changed; x~ <- x~ + d here, x_k <- x_k - d at the worker.
@@ -245,6 +256,7 @@ class Shard:
         self.flat.copy_(centre)
         delta.mul_(self._elastic.rate)
         self.version += 1
+        self.reached[rank] = max(self.reached.get(rank, 0), clock)
         self._met[rank] = (sequence, 0)
 
     # Checkpoints

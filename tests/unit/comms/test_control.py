@@ -20,18 +20,26 @@ from syncline.comms.control import (
     Finished,
     FromWorker,
     Hello,
+    LedgerLine,
+    NewView,
+    Ready,
+    Release,
     Stop,
     StoreAddress,
     StoreRequest,
     Ticket,
     ToWorker,
+    ViewOf,
     Welcome,
 )
 
 LIMIT_S = 30.0
 
+VIEW = ViewOf(3, [0, 2, 5], "/proc/1/fd/3#syncline-control-1f2e")
 FROM_WORKER: list[FromWorker] = [
     Hello(1, 4711),
+    Ready(1, 2),
+    LedgerLine(1, b'{"type":"closed"}'),
     Events(1, 7, [{"kind": "step", "loss": 0.5, "nested": {"list": [1, None, "x"]}}]),
     Events(1, 8, []),
     StoreRequest(1),
@@ -39,7 +47,10 @@ FROM_WORKER: list[FromWorker] = [
     Failed(1, "ValueError", "lr is -1", "Traceback ...", 3, [5, 6], False),
 ]
 TO_WORKER: list[ToWorker] = [
-    Welcome({"seed": 0}, "/run/task", "/run", None, "/proc/1/fd/3", ["/home/me"], "/home/me", "secret"),
+    Welcome({"seed": 0}, "/run/task", "/run", None, VIEW, 4242, ["/home/me"], "/home/me", "secret"),
+    Welcome({"seed": 0}, "/run/task", "/run", None, None, 4242, ["/home/me"], "/home/me", "secret"),
+    NewView(VIEW),
+    Release(),
     StoreAddress("127.0.0.1", 29500),
     Stop(),
     Abort("worker 2 was killed"),
@@ -192,9 +203,9 @@ def next_event(monitor: zmq.Socket[bytes]) -> int:
 
 def nested(depth: int) -> bytes:
     """Events whose one event is a list in a list in a list."""
-    head = msgspec.msgpack.encode(Events(0, 0, [{"x": None}]))
-    assert head.endswith(b"\xc0")
-    return head[:-1] + b"\x91" * depth + b"\xc0"
+    head, nothing, tail = msgspec.msgpack.encode(Events(0, 0, [{"x": None}])).partition(b"\xc0")
+    assert nothing
+    return head + b"\x91" * depth + nothing + tail
 
 
 GARBAGE = {

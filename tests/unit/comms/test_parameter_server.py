@@ -136,11 +136,13 @@ def test_a_message_that_makes_no_sense_ends_that_connection_only():
     with one_server() as (address, lost, _), connect(address) as servers:
         begin(servers)
         hello = m.encode(m.Hello(0, 1, 1, True))
+        prefix = struct.Struct("<IQ?51x")  # a frame's parts are filled up to 64 bytes
         for frame in (
-            struct.pack("<IQ?", 3, 0, False) + b"abc",
-            struct.pack("<IQ?", 2**31, 0, False),
-            struct.pack("<IQ?", len(hello), 2**62, False) + hello,
-            struct.pack("<IQ?", len(hello), 8, True) + hello,
+            prefix.pack(3, 0, False) + b"abc".ljust(64, b"\0"),
+            prefix.pack(2**31, 0, False),
+            prefix.pack(len(hello), 2**62, False) + hello.ljust(64, b"\0"),
+            prefix.pack(len(hello), 2**64 - 1, False) + hello.ljust(64, b"\0"),
+            prefix.pack(len(hello), 8, True) + hello.ljust(64, b"\0"),
         ):
             link = Link(address, SECRET, what="Shard 0", timeout_s=LIMIT_S, should_stop=lambda: False)
             link._socket.sendall(frame)
@@ -406,7 +408,7 @@ def test_a_peer_copies_what_it_still_has_to_send_before_it_changes():
         sender = socket.create_connection(listener.getsockname())
         receiver, _ = listener.accept()
     with sender, receiver:
-        peer = Peer(sender, SECRET)
+        peer = Peer(sender, SECRET, m.decode_from_worker)
         values = torch.ones(5_000_000)
         peer.send(m.Reply(1), [values], may_change=True)
         assert peer.has_more_to_send

@@ -41,7 +41,7 @@ def test_new_memory_is_zero_and_as_large_as_asked_for():
 
 def test_new_memory_is_reserved_at_once():
     segment = Segment.create(1_000_000, "test")
-    assert os.stat(segment.address).st_blocks * 512 >= 1_000_000
+    assert os.stat(segment.address.partition("#")[0]).st_blocks * 512 >= 1_000_000
     segment.close_descriptor()
 
 

@@ -1,0 +1,119 @@
+"""What became of every sample: who used it when, and what the run's state holds of it.
+
+Here: pure data and its text form; `Tally` adds up, in a worker, the ranges that it has used. Not here: the file
+(`ledger_file.py`), what it proves (`audit.py`), and when a worker tells what it has used (`workers/job.py`).
+
+Lines of the ledger, in the order in which they happened:
+
+    Opened   a View begins: from which position, with what to make up for. With it the members claim what their state
+             holds: all before that position, but not what is to be made up for.
+    Used     a worker has used these samples, as members of that View
+    Closed   the run has come to this position, and is saved
+
+A claim overrules what was used: samples that a lost worker had used, but that are not claimed, count as not used and
+are dealt out again. The other way round it needs a reason: a sample that is claimed must have been used by somebody who
+said so, or have been dealt to a member that was lost before it could say so.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+
+import msgspec
+
+from syncline.data.position import Position
+from syncline.data.stint import Range, Stint
+
+__all__ = ["Closed", "Line", "Opened", "Run", "Tally", "Used", "decode", "encode", "ranges_of"]
+
+Run = tuple[int, int, int, int, int]
+"""(epoch, low, high, stride, times): that range, and again `stride` further on, `times` in all."""
+
+
+class Opened(msgspec.Struct, frozen=True, tag="opened", omit_defaults=True):
+    """A View begins."""
+
+    view: int
+    members: list[int]
+    start: tuple[int, int, int, int]
+    """The position: epoch, cursor, step, extra."""
+    count: int
+    batch: int
+    epochs: int
+    makeup: list[Range] = []
+    went_back: bool = False
+    """Whether the members went back to what was saved."""
+
+    def stint(self) -> Stint:
+        """What the members have to do."""
+        makeup = tuple(self.makeup)
+        return Stint(Position(*self.start), len(self.members), self.count, self.batch, self.epochs, makeup)
+
+
+class Used(msgspec.Struct, frozen=True, tag="used"):
+    """A worker has used samples."""
+
+    view: int
+    worker: int
+    steps: int
+    """How many steps are done with these."""
+    runs: list[Run]
+
+
+class Closed(msgspec.Struct, frozen=True, tag="closed", omit_defaults=True):
+    """The run has come to its end, for now."""
+
+    at: tuple[int, int, int, int]
+    makeup: list[Range] = []
+
+
+Line = Opened | Used | Closed
+
+_decoder: msgspec.json.Decoder[Line] = msgspec.json.Decoder(Line)
+
+
+def encode(line: Line) -> bytes:
+    """One line of JSON, without the newline."""
+    return msgspec.json.encode(line)
+
+
+def decode(text: bytes) -> Line:
+    """What `encode` made."""
+    return _decoder.decode(text)
+
+
+class Tally:
+    """The ranges that one worker has used since it was last asked, in runs."""
+
+    def __init__(self) -> None:
+        self._runs: list[Run] = []
+        self.steps = 0
+
+    def add(self, ranges: Iterable[Range], steps: int) -> None:
+        """These were used; `steps` steps are done."""
+        self.steps = steps
+        for epoch, low, high in ranges:
+            if self._runs and _continues(self._runs[-1], epoch, low, high):
+                first, a, b, stride, times = self._runs[-1]
+                self._runs[-1] = (first, a, b, stride if times > 1 else low - a, times + 1)
+            else:
+                self._runs.append((epoch, low, high, 0, 1))
+
+    def take(self) -> list[Run]:
+        """The runs so far; the tally starts again."""
+        runs, self._runs = self._runs, []
+        return runs
+
+
+def ranges_of(run: Run) -> Iterator[Range]:
+    """The ranges of a run."""
+    epoch, low, high, stride, times = run
+    for number in range(times):
+        yield epoch, low + number * stride, high + number * stride
+
+
+def _continues(run: Run, epoch: int, low: int, high: int) -> bool:
+    first, a, b, stride, times = run
+    if first != epoch or b - a != high - low or low <= a:
+        return False
+    return times == 1 or low == a + stride * times

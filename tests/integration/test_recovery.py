@@ -1,0 +1,159 @@
+"""Whoever is killed, whenever: the run goes on, each sample counts exactly once, and nothing is left behind."""
+
+from __future__ import annotations
+
+import signal
+import threading
+import time
+from pathlib import Path
+
+import pytest
+import torch
+from real_runs import KillServer, SignalAt, Slow, final_state, samples, small_net
+
+import syncline
+from syncline.coordinator.requests import Wish, is_live, wish
+from syncline.data.audit import Audit, audit_file
+from syncline.strategies.presets import PRESETS
+from syncline.telemetry.events import Event, WentOn, WorkerLost
+from syncline.telemetry.run_dir import RunDir
+
+
+def train(tmp_path: Path, model: object, **changes: object) -> syncline.Result:
+    settings: dict[str, object] = {
+        "data": samples(), "batch": 10, "epochs": 4, "workers": 3, "optimizer": syncline.sgd(lr=0.05),
+        "out": str(tmp_path / "runs"), "quiet": True, **changes,
+    }  # fmt: skip
+    return syncline.train(model=model, **settings)  # type: ignore[arg-type]
+
+
+def events(result: syncline.Result, kind: type[Event]) -> list[Event]:
+    return [e for e in RunDir(result.run_dir).read_events() if isinstance(e, kind)]
+
+
+def audited(result: syncline.Result) -> Audit:
+    return audit_file(RunDir(result.run_dir).ledger)
+
+
+@pytest.mark.parametrize("strategy", sorted(PRESETS))
+def test_under_every_strategy_a_killed_worker_costs_no_sample(tmp_path, strategy):
+    workers = 4 if strategy == "h2o" else 3
+    # The first and another one, at different times: the first is the one that writes checkpoints.
+    model = SignalAt(small_net(), [(7, 1), (16, 0)], tmp_path / "killed")
+    result = train(tmp_path, model, strategy=strategy, workers=workers)
+    assert len(events(result, WorkerLost)) == 2
+    assert audited(result).is_clean, audited(result)
+    assert audited(result).is_complete
+    assert [e.samples for e in audited(result).epochs] == [e.committed for e in audited(result).epochs]
+    assert result.epochs == 4
+
+
+def test_when_replacements_are_waited_for_the_result_is_the_same_to_the_bit(tmp_path):
+    kills = [(3, 0), (6, 1), (9, 2), (11, 0), (14, 1)]
+    killed = train(
+        tmp_path / "killed", SignalAt(small_net(), kills, tmp_path / "k"), on_loss="replace-only", most_losses=99
+    )
+    whole = train(tmp_path / "whole", SignalAt(small_net(), [], tmp_path / "w"))
+    assert len(events(killed, WorkerLost)) == 5
+    for name, tensor in final_state(whole.run_dir)["model"].items():
+        assert torch.equal(final_state(killed.run_dir)["model"][name], tensor), name
+
+
+def test_batch_norm_statistics_are_the_same_to_the_bit_too(tmp_path):
+    net = torch.nn.Sequential(torch.nn.Linear(12, 8), torch.nn.BatchNorm1d(8), torch.nn.Linear(8, 3))
+    killed = train(tmp_path / "killed", SignalAt(net, [(5, 1)], tmp_path / "k"), on_loss="replace-only")
+    whole = train(tmp_path / "whole", SignalAt(net, [], tmp_path / "w"))
+    for name, tensor in final_state(whole.run_dir)["model"].items():
+        assert torch.equal(final_state(killed.run_dir)["model"][name], tensor), name
+
+
+def test_without_replacement_the_others_finish_alone(tmp_path):
+    result = train(tmp_path, SignalAt(small_net(), [(7, 1)], tmp_path / "killed"), on_loss="shrink")
+    assert [e.members for e in events(result, WentOn)] == [[0, 2]]
+    assert audited(result).is_clean
+
+
+def test_a_run_of_one_worker_goes_on_with_another_in_its_place(tmp_path):
+    model = SignalAt(small_net(), [(30, 0)], tmp_path / "killed")
+    result = train(tmp_path, model, workers=1, checkpoint_every_steps=5)
+    (went_on,) = events(result, WentOn)
+    assert went_on.step > 5, "from a checkpoint, not from the beginning"
+    assert audited(result).is_clean
+
+
+@pytest.mark.parametrize("strategy", ["ssp", "server-sync", "easgd"])
+def test_a_killed_server_costs_no_more_than_the_time_since_the_last_checkpoint(tmp_path, strategy):
+    result = train(
+        tmp_path,
+        KillServer(small_net(), call=20, rank=2),
+        strategy=strategy,
+        workers=2,
+        checkpoint_every_steps=5,
+    )
+    assert [e.name for e in events(result, WorkerLost)] == ["server 0"]
+    assert audited(result).is_clean
+    assert audited(result).is_complete
+
+
+def test_a_worker_that_is_stopped_is_noticed_within_seconds_and_replaced(tmp_path):
+    model = SignalAt(Slow(small_net(), 0.02), [(20, 1)], tmp_path / "stopped", number=signal.SIGSTOP)
+    result = train(tmp_path, model)
+    (lost,) = events(result, WorkerLost)
+    assert "gave no sign of life" in lost.cause
+    assert audited(result).is_clean
+
+
+def test_a_run_that_keeps_losing_workers_saves_and_says_why(tmp_path):
+    kills = [(10, 1), (20, 2)]
+    with pytest.raises(syncline.WorkerFailed) as caught:
+        train(tmp_path, SignalAt(small_net(), kills, tmp_path / "k"), most_losses=1)
+    message = str(caught.value)
+    assert "was killed by SIGKILL" in message.splitlines()[0]
+    assert "More than 1 processes were lost within five minutes" in message
+    assert "go on from it with: syncline resume" in message
+
+
+def test_the_run_tells_how_it_went_on(tmp_path, capsys):
+    train(tmp_path, SignalAt(small_net(), [(9, 1)], tmp_path / "killed"))
+    told = capsys.readouterr().err
+    assert "worker 1 was killed by SIGKILL" in told
+    assert "2 workers went on after" in told
+    assert "worker 1 is back after" in told
+
+
+@pytest.mark.parametrize("strategy", ["allreduce", "ssp", "sparknet", "gossip", "hogwild"])
+def test_workers_can_be_added_and_removed_under_way(tmp_path, strategy):
+    done: list[syncline.Result] = []
+
+    def work() -> None:
+        model = Slow(small_net(), 0.01)
+        done.append(train(tmp_path, model, strategy=strategy, workers=2, epochs=60, name="elastic"))
+
+    thread = threading.Thread(target=work)
+    thread.start()
+    run_dir = tmp_path / "runs" / "elastic"
+    _until(lambda: is_live(run_dir) and _steps(run_dir) > 0)
+    wish(run_dir, Wish(add=2))
+    _until(lambda: _members(run_dir) == 4)
+    wish(run_dir, Wish(remove=3))
+    _until(lambda: _members(run_dir) == 1)
+    thread.join(120)
+    (result,) = done
+    assert result.epochs == 60
+    assert audited(result).is_clean
+    assert not is_live(run_dir)
+
+
+def _steps(run_dir: Path) -> int:
+    return max((e.step for e in RunDir(run_dir).read_events() if hasattr(e, "step")), default=0)
+
+
+def _members(run_dir: Path) -> int:
+    return next((len(e.members) for e in reversed(list(RunDir(run_dir).read_events())) if isinstance(e, WentOn)), 0)
+
+
+def _until(condition: object) -> None:
+    deadline = time.monotonic() + 60
+    while not condition():  # type: ignore[operator]
+        assert time.monotonic() < deadline, "it did not come about"
+        threading.Event().wait(0.05)

@@ -1,0 +1,144 @@
+"""The ledger tells the truth: clean for a run that is, and not for one in which a sample was lost or used twice."""
+
+from __future__ import annotations
+
+from dataclasses import astuple
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from syncline.data.audit import audit, audit_file
+from syncline.data.ledger import Closed, Line, Opened, Tally, Used, decode, encode, ranges_of
+from syncline.data.ledger_file import LedgerFile
+from syncline.data.position import Position
+from syncline.data.stint import Range, Stint
+
+ranges = st.tuples(st.integers(0, 3), st.integers(0, 50), st.integers(1, 9)).map(lambda r: (r[0], r[1], r[1] + r[2]))
+
+
+@given(st.lists(ranges, max_size=20))
+def test_runs_hold_exactly_the_ranges_that_were_added(added: list[Range]) -> None:
+    tally = Tally()
+    for number, each in enumerate(added):
+        tally.add([each], number + 1)
+    assert [r for run in tally.take() for r in ranges_of(run)] == added
+    assert tally.take() == []
+
+
+def test_a_steady_worker_needs_one_run_an_epoch() -> None:
+    tally = Tally()
+    stint = Stint(Position(), 4, 64_000, 64, epochs=1)
+    for dealt in stint.dealt(1):
+        tally.add(dealt.ranges, dealt.position.step + 1)
+    assert tally.take() == [(0, 16, 32, 64, 1000)]
+
+
+def opened(stint: Stint, view: int, members: list[int]) -> Opened:
+    return Opened(view, members, astuple(stint.start), stint.count, stint.batch, stint.epochs or 1, list(stint.makeup))
+
+
+@st.composite
+def histories(draw: st.DrawFn) -> list[Line]:
+    """A run in which workers are lost at any time: which samples took effect, and who has said so, is drawn."""
+    stint = Stint(Position(), draw(st.integers(1, 4)), draw(st.integers(4, 40)), draw(st.integers(1, 9)), epochs=2)
+    lines: list[Line] = []
+    changes = draw(st.integers(0, 3))
+    for view in range(1, changes + 2):
+        members = list(range(stint.size))
+        lines.append(opened(stint, view, members))
+        if view == changes + 1:
+            break
+        last = stint.start.step + draw(st.integers(0, 6))
+        effect = {}
+        for rank in members:
+            done = min(last, stint.start.step + draw(st.integers(0, 6)))
+            effect[rank] = draw(st.integers(stint.start.step, done))
+            said = draw(st.integers(stint.start.step, done))
+            lines += _used(stint, view, rank, said)
+        stint = stint.next(draw(st.integers(1, 4)), effect)
+        if stint.start.epoch >= 2:
+            break
+    view = changes + 1
+    end = stint.start
+    for rank in range(stint.size):
+        dealt = list(stint.dealt(rank))
+        end = dealt[-1].after(stint.count) if dealt else stint.start
+        if isinstance(lines[-1], Used) or lines[-1] == opened(stint, view, list(range(stint.size))):
+            lines += _used(stint, view, rank, end.step)
+    return [*lines, Closed(astuple(end))]
+
+
+def _used(stint: Stint, view: int, rank: int, until: int) -> list[Line]:
+    tally = Tally()
+    for step in range(stint.start.step, until):
+        tally.add(stint.dealt_at(step, rank).ranges, step + 1)
+    runs = tally.take()
+    return [Used(view, rank, until, runs)] if runs else []
+
+
+@given(histories())
+def test_a_run_that_made_up_for_its_losses_is_clean(lines: list[Line]) -> None:
+    found = audit(lines)
+    assert found.is_clean, found
+    assert found.is_complete
+    assert [decode(encode(line)) for line in lines] == lines
+
+
+def plain_run(steps: dict[int, int]) -> list[Line]:
+    """Two workers, 8 samples, batches of 4; each says what it has used up to a step."""
+    stint = Stint(Position(), 2, 8, 4, epochs=1)
+    lines: list[Line] = [opened(stint, 1, [0, 1])]
+    for rank, until in steps.items():
+        lines += _used(stint, 1, rank, until)
+    return lines
+
+
+def test_an_undisturbed_run_is_clean() -> None:
+    found = audit([*plain_run({0: 2, 1: 2}), Closed((1, 0, 2, 0))])
+    assert found.in_words() == ["epoch 1: 8 of 8 samples committed once; 0 lost, 0 repeated"]
+
+
+def test_a_sample_that_is_used_twice_is_found() -> None:
+    lines = [*plain_run({0: 2, 1: 2}), Used(1, 1, 2, [(0, 6, 8, 0, 1)]), Closed((1, 0, 2, 0))]
+    assert [e.repeated for e in audit(lines).epochs] == [2]
+
+
+def test_a_sample_that_the_next_members_use_although_it_has_taken_effect_is_found() -> None:
+    after = Stint(Position(0, 4, 1), 1, 8, 4, epochs=1)
+    lines = [*plain_run({0: 1, 1: 1}), opened(after, 2, [0]), Used(2, 0, 3, [(0, 0, 8, 0, 1)]), Closed((1, 0, 2, 0))]
+    assert [e.repeated for e in audit(lines).epochs] == [4]
+
+
+def test_a_sample_that_nobody_was_dealt_and_that_is_claimed_all_the_same_is_found() -> None:
+    after = Stint(Position(0, 8, 2), 1, 12, 4, epochs=1)
+    lines: list[Line] = [opened(after, 1, [0]), Used(1, 0, 3, [(0, 8, 12, 0, 1)]), Closed((1, 0, 3, 0))]
+    (epoch,) = audit(lines).epochs
+    assert (epoch.lost, epoch.committed) == (8, 4)
+
+
+def test_what_a_lost_worker_could_not_say_any_more_is_vouched_for_by_the_others() -> None:
+    after = Stint(Position(0, 4, 1), 1, 8, 4, epochs=1)
+    lines = [*plain_run({0: 1}), opened(after, 2, [0]), Used(2, 0, 2, [(0, 4, 8, 0, 1)]), Closed((1, 0, 2, 0))]
+    found = audit(lines)
+    assert found.is_clean
+    assert found.vouched == 2
+
+
+def test_what_was_used_after_the_checkpoint_counts_as_not_used() -> None:
+    again = Stint(Position(), 2, 8, 4, epochs=1)
+    lines = [*plain_run({0: 2, 1: 1}), opened(again, 2, [0, 1]), *_used(again, 2, 0, 2), *_used(again, 2, 1, 2)]
+    found = audit([*lines, Closed((1, 0, 2, 0))])
+    assert found.is_clean
+    assert found.redone == 6
+
+
+def test_lines_come_in_any_order_from_several_workers(tmp_path) -> None:
+    start, *others = plain_run({0: 2, 1: 2})
+    file = LedgerFile(tmp_path / "ledger.jsonl")
+    for line in (others[1], start, Closed((1, 0, 2, 0)), others[0]):
+        file.write(line)
+    file.close()
+    with (tmp_path / "ledger.jsonl").open("ab") as cut_off:
+        cut_off.write(b'{"type":"us')
+    assert audit_file(tmp_path / "ledger.jsonl").is_clean
+    assert audit_file(tmp_path / "ledger.jsonl").is_complete
