@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import inspect
 import re
 import shlex
 import signal
@@ -19,12 +18,8 @@ from typer.testing import CliRunner
 from syncline.cli.main import app
 from syncline.telemetry.events import WentOn, WorkerLost
 from syncline.telemetry.run_dir import RunDir
-from syncline.workers import loop
 
 PAGE = (ROOT / "docs" / "failures.md").read_text()
-needs_the_loop = pytest.mark.skipif(
-    "at_step" not in inspect.getsource(loop), reason="the training loop does not call faults.at_step yet"
-)
 
 
 def chaos(tmp_path: Path, *arguments: str) -> dict[str, Any]:
@@ -57,7 +52,6 @@ def test_six_kills_over_three_strategies_cost_no_run_no_sample_and_no_hang(tmp_p
         assert all(r["went_on_s"] < 30 for r in run["recoveries"] if r["came"] == "recovered")
 
 
-@needs_the_loop
 def test_scripted_faults_come_about_once_each_and_the_result_is_that_of_the_unharmed_run(tmp_path):
     score = chaos(
         tmp_path, "--epochs", "20", "--checkpoint-every-steps", "30",
@@ -73,7 +67,6 @@ def test_scripted_faults_come_about_once_each_and_the_result_is_that_of_the_unha
     assert run["metrics"]["test/accuracy"] == pytest.approx(unharmed["metrics"]["test/accuracy"], abs=0.02)
 
 
-@needs_the_loop
 def test_a_stopped_worker_is_noticed_within_three_seconds(tmp_path):
     score = chaos(tmp_path, "--epochs", "20", "--references", "0", "--fault", "stop worker 1 at step 60")
     (recovery,) = score["runs"][0]["recoveries"]
@@ -81,7 +74,6 @@ def test_a_stopped_worker_is_noticed_within_three_seconds(tmp_path):
     assert recovery["noticed_s"] < 3
 
 
-@needs_the_loop
 def test_a_server_can_be_killed_at_a_step(tmp_path):
     score = chaos(
         tmp_path, "--epochs", "15", "--references", "0", "--strategy", "server-async",

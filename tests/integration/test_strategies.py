@@ -147,7 +147,9 @@ def test_checkpoints_are_made_while_workers_are_at_different_steps(tmp_path):
 
 def test_a_server_that_is_killed_is_named_and_nothing_is_left(tmp_path):
     with pytest.raises(syncline.WorkerFailed, match=r"^Server 1 was killed by SIGKILL"):
-        train(tmp_path, "server-async(shards=2)", model=KillServer(small_net(), call=7, rank=4), epochs=50)
+        train(
+            tmp_path, "server-async(shards=2)", model=KillServer(small_net(), call=7, rank=4), epochs=50, on_loss="stop"
+        )
 
 
 def test_a_strategy_that_changes_says_so_and_keeps_its_bytes(tmp_path):

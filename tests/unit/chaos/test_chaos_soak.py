@@ -71,7 +71,8 @@ class World:
         plan = {"strategy": config.strategy, "workers": [{}] * config.workers, "servers": 0}
         events: list[Event] = [RunStarted(run_dir=str(run_dir.path), plan=plan, machine={})]
         now = time.time()
-        for number in range(self.kills_a_run if "unharmed" not in config.name else 0):
+        is_attacked = "unharmed" not in config.name
+        for number in range(min(self.kills_a_run, self.shares[-1]) if is_attacked else 0):
             at = now + number
             lost = WorkerLost(time=at, rank=1, name="worker 1", cause="was killed", step=9, workers=1, is_replaced=True)
             events += [lost, WentOn(time=at + 0.04, view=2 + number, members=[0], step=10)]
