@@ -39,7 +39,7 @@ def as_lines(card: Card, machine: BenchMachine) -> Iterator[str]:
     if total.whole is not None:
         yield f"Until all workers were there again: {_times(total.whole)}."
     if total.redone:
-        yield f"Steps that were done again, from what was saved: {total.redone:,}."
+        yield f"Steps that were done again: {total.redone:,}."
     yield from _spread_of_seeds(card)
     yield from _one_by_one(card)
     yield _verdict(card, total)

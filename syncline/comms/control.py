@@ -36,6 +36,7 @@ __all__ = [
     "ServerReady",
     "ServersRequest",
     "StoreAddress",
+    "Stranded",
     "StoreRequest",
     "Stop",
     "Ticket",
@@ -69,6 +70,14 @@ class Ready(msgspec.Struct, frozen=True, tag=True):
 
     rank: int
     life: int
+
+
+class Stranded(msgspec.Struct, frozen=True, tag=True):
+    """A worker cannot reach the others of a View any more, and was not told of another."""
+
+    rank: int
+    life: int
+    view: int
 
 
 class Events(msgspec.Struct, frozen=True, tag=True):
@@ -210,7 +219,17 @@ class Abort(msgspec.Struct, frozen=True, tag=True):
 
 
 FromWorker = (
-    Hello | Ready | Events | LedgerLine | StoreRequest | MeetingCall | ServerReady | ServersRequest | Finished | Failed
+    Hello
+    | Ready
+    | Stranded
+    | Events
+    | LedgerLine
+    | StoreRequest
+    | MeetingCall
+    | ServerReady
+    | ServersRequest
+    | Finished
+    | Failed
 )
 ToWorker = Welcome | NewView | StoreAddress | Meet | ServerAddresses | Stop | Release | Abort
 

@@ -40,6 +40,7 @@ from syncline.comms.control import (
     Stop,
     StoreAddress,
     StoreRequest,
+    Stranded,
     ViewOf,
     Welcome,
 )  # fmt: skip
@@ -155,6 +156,8 @@ class Coordinator:
             self._server.send(message.rank, self._welcome(None if is_late else self._view))
         elif isinstance(message, Ready):
             return self.supervision.on_ready(message.rank, message.life, now)
+        elif isinstance(message, Stranded):
+            return self.supervision.on_stranded(message, now)
         elif isinstance(message, Events):
             self.last_step = max(self.last_step, message.step)
             self.supervision.on_sign(message, now)

@@ -141,6 +141,16 @@ class Membership:
         self._is_outdated = True
         return self._publish_if_complete()
 
+    def on_stranded(self, view: int, now: float) -> list[Decision]:
+        """In this View somebody has lost the line to the others: a new one, unless that is on its way."""
+        if view != self.view.number or self.policy == "stop":
+            return []
+        was_outdated, self._is_outdated = self._is_outdated, True
+        decisions = self._publish_if_complete()
+        if decisions and not was_outdated:
+            self._losses.append(now)  # that cannot go on for ever, either
+        return decisions
+
     def on_left(self, number: int, life: int) -> None:
         """A process has ended as it should."""
         if life == self.life_of(number):

@@ -17,7 +17,7 @@ from dataclasses import dataclass, field
 from typing import Literal
 
 from syncline import errors
-from syncline.comms.control import Events, Failed, Finished
+from syncline.comms.control import Events, Failed, Finished, Stranded
 from syncline.coordinator.membership import Decision, KillOne, Launch, Membership, Publish
 from syncline.coordinator.watch import Watch
 from syncline.engines.engine import Exit
@@ -144,6 +144,13 @@ class Supervision:
             return []
         return self._told(self.membership.on_ready(number, life))
 
+    def on_stranded(self, message: Stranded, now: float) -> list[Instruction]:
+        """A worker has lost its line to the others, and nobody is known to be lost: let them meet anew."""
+        process = self._processes[message.rank]
+        if message.life != process.life or self._phase not in ("running", "stopping") or self._summary is not None:
+            return []
+        return self._told(self.membership.on_stranded(message.view, now))
+
     def on_finished(self, message: Finished, now: float) -> list[Instruction]:
         """A worker has done its part."""
         process = self._processes[message.rank]
@@ -191,6 +198,7 @@ class Supervision:
         for number, why in self._watch.hung(now).items():
             if number not in self._hung and self._phase in ("running", "stopping"):
                 self._hung[number] = why
+                self._watch.on_given_up(number)
                 instructions.append(KillOne(number))  # its end is then heard of like any other
         for process in self._processes.values():
             if process.exit is not None and now - process.exit_at >= MESSAGE_GRACE_S:
@@ -220,7 +228,7 @@ class Supervision:
             return causes[-1]
         if self.crashes:  # those that were not our own doing
             return self.crashes[-1]
-        return self._fatal
+        return self._fatal or (self.failures[-1] if self.failures else None)
 
     # What a loss means
 
@@ -331,7 +339,8 @@ class Supervision:
         if not self._are_known(servers, now):
             return []
         self._phase = "ended"
-        if self._fatal is not None or (self._summary is None and (self.failures or self.crashes)):
+        causes = [*self.crashes, *(f for f in self.failures if not (f.consequence and self._is_killed))]
+        if self._fatal is not None or (self._summary is None and causes):
             return [End("failed")]
         if self._summary is None:
             return [End("killed")]

@@ -20,7 +20,7 @@ FIRST_WORD_S = 120.0
 """How long a process may take to say its first word: it may have much to load."""
 LEAST_STUCK_S = 60.0
 """Nobody is thought to be stuck sooner."""
-_TIMES_LONGEST = 5
+_TIMES_LONGEST = 3
 _STEPS = 100
 _OWN_DELAY_S = 0.3
 """If the judge itself was held up for longer than this, so were perhaps all the others."""
@@ -41,6 +41,7 @@ class Watch:
     def __init__(self) -> None:
         self._signs: dict[int, _Signs] = {}
         self._longest_gap = 0.0
+        self._times_silent: dict[int, int] = {}
         self._longest_step = 0.0
         self._looked_at: float | None = None
 
@@ -57,7 +58,7 @@ class Watch:
         signs = self._signs.get(number)
         if signs is None:
             return
-        if signs.last is not None:
+        if signs.last is not None and signs.step > 0:  # while it loads, it may be silent for reasons of its own
             self._longest_gap = max(self._longest_gap, min(now - signs.last, LEAST_SILENCE_S))
         if step != signs.step:
             if step == signs.step + 1:
@@ -77,13 +78,17 @@ class Watch:
                 signs.advanced += delay
                 if signs.last is not None:
                     signs.last += delay
-        return {number: why for number, signs in self._signs.items() if (why := self._why(signs, now))}
+        return {number: why for number, signs in self._signs.items() if (why := self._why(number, signs, now))}
 
-    def _why(self, signs: _Signs, now: float) -> str | None:
+    def on_given_up(self, number: int) -> None:
+        """It was ended for its silence. If its work makes it silent, its successor must be given more time."""
+        self._times_silent[number] = self._times_silent.get(number, 0) + 1
+
+    def _why(self, number: int, signs: _Signs, now: float) -> str | None:
         if signs.last is None:
             limit = FIRST_WORD_S
             return f"did not say a word within {limit:g} s" if now - signs.since > limit else None
-        silence = max(LEAST_SILENCE_S, _TIMES_LONGEST * self._longest_gap)
+        silence = max(LEAST_SILENCE_S, _TIMES_LONGEST * self._longest_gap) * 2 ** self._times_silent.get(number, 0)
         if now - signs.last > silence:
             return f"gave no sign of life for {now - signs.last:.1f} s"
         stuck = max(LEAST_STUCK_S, _STEPS * self._longest_step)

@@ -10,6 +10,7 @@ import contextlib
 import os
 import queue
 import threading
+import time
 
 from syncline.comms.collective import Collective
 from syncline.comms.control import (
@@ -28,11 +29,12 @@ from syncline.comms.control import (
     Stop,
     StoreAddress,
     StoreRequest,
+    Stranded,
     Ticket,
     ViewOf,
     Welcome,
 )  # fmt: skip
-from syncline.errors import SynclineError
+from syncline.errors import PeerLost, SynclineError
 from syncline.telemetry.events import to_dict
 from syncline.telemetry.recorder import Recorder
 
@@ -104,13 +106,22 @@ class Link:
         except queue.Empty:
             raise SynclineError(f"The coordinator gave no store within {_JOIN_TIMEOUT_S:g} s.") from None
 
-    def request_servers(self) -> list[str]:
+    def request_servers(self, view: int) -> list[str]:
         """Ask the coordinator where the parameter servers are, as soon as all of them are."""
+        while not self._servers.empty():
+            self._servers.get_nowait()  # the answer to a question that was given up
         self._outbox.put(ServersRequest(self.rank))
-        try:
-            return self._servers.get(timeout=_JOIN_TIMEOUT_S).addresses
-        except queue.Empty:
-            raise SynclineError(f"The parameter servers were not ready within {_JOIN_TIMEOUT_S:g} s.") from None
+        deadline = time.monotonic() + _JOIN_TIMEOUT_S
+        while time.monotonic() < deadline:
+            with contextlib.suppress(queue.Empty):
+                return self._servers.get(timeout=_BEAT_S).addresses
+            if self.is_outdated(view):
+                raise PeerLost("There is another View; the servers may be others.")
+        raise SynclineError(f"The parameter servers were not ready within {_JOIN_TIMEOUT_S:g} s.")
+
+    def say_stranded(self, view: int) -> None:
+        """The others of this View cannot be reached any more."""
+        self._outbox.put(Stranded(self.rank, self.life, view))
 
     def call_meeting(self, view: int, number: int) -> None:
         """Let all workers know of meeting `number` of a View."""
@@ -162,8 +173,6 @@ class Link:
                 self._aborted.set()
             elif self._view is None or view.number > self._view.number:
                 self._view = view
-                while not self._servers.empty():
-                    self._servers.get_nowait()  # of before; there may be others now
             self._view_changed.notify_all()
             over = self._collective if self.is_outdated(self._entered) else None
         if over is not None:

@@ -49,6 +49,10 @@ if TYPE_CHECKING:
 __all__ = ["Runtime", "packed", "unpacked"]
 
 
+_STRANDED_S = 1.0
+"""How long a worker that has lost the others waits to be told why, before it asks."""
+
+
 class Runtime:
     """A worker's place in a run."""
 
@@ -120,7 +124,7 @@ class Runtime:
         if self.is_late and self.view == 0:
             link.say_ready()
         while True:
-            view = link.next_view(self.view, self.plan.exchange_timeout_s)
+            view = self._next_view(link)
             if view is None:
                 raise PeerLost("The run has failed elsewhere." if link.is_aborted else "Nobody told how to go on.")
             self._leave_view()
@@ -147,6 +151,17 @@ class Runtime:
                 on_failed=self._report_not_saved,
             )
         return True
+
+    def _next_view(self, link: Link) -> ViewOf | None:
+        """The next View; if there is none after a moment, one is asked for: perhaps only a line broke."""
+        deadline = time.monotonic() + self.plan.exchange_timeout_s
+        while time.monotonic() < deadline and not link.is_aborted:
+            view = link.next_view(self.view, _STRANDED_S)
+            if view is not None:
+                return view
+            if self._has_been_member:
+                link.say_stranded(self.view)
+        return None
 
     def look_up(self) -> None:
         """`PeerLost` if there is another View: for workers that would not wait for each other and so not notice."""
@@ -363,7 +378,7 @@ class Runtime:
         assert link is not None, "a script that runs alone has a plan without servers"
         if self._servers is None:
             self._servers = ParameterServers(
-                link.request_servers(),
+                link.request_servers(self.view),
                 bytes.fromhex(link.welcome.secret),
                 rank=self.rank,
                 size=self.plan.size,

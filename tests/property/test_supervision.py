@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from syncline.comms.control import Failed, Finished
+from syncline.comms.control import Failed, Finished, Stranded
 from syncline.coordinator.membership import KillOne, Launch, Membership, Publish, View
 from syncline.coordinator.supervision import (
     FAILING_GRACE_S,
@@ -95,7 +95,7 @@ def test_a_failure_is_never_called_a_success(script):
         assert supervision.first_cause() is not None
     if end.outcome in ("finished", "stopped"):
         assert supervision.summary is not None, "whoever finishes knows that all is saved"
-    elif supervision.failures or supervision.crashes:
+    elif supervision.crashes or any(not f.consequence for f in supervision.failures):
         assert end.outcome == "failed"
 
 
@@ -261,6 +261,20 @@ def test_a_replacement_that_comes_too_late_is_not_waited_for():
     assert told == [KillOne(1), TellAbort("the run is complete", workers_only=True)]
     supervision.on_exit(exited(0), 0.2)
     assert supervision.on_exit(Exit(1, 5, None, 9, life=1), 0.3) == [End("finished")]
+
+
+def test_a_worker_whose_line_broke_gets_a_new_view_of_the_same_members():
+    supervision = going_on(2)
+    assert supervision.on_stranded(Stranded(1, 0, 1), 0.0) == [Publish(View(2, (0, 1)))]
+    assert supervision.on_stranded(Stranded(0, 0, 1), 0.1) == [], "that View is over already"
+    assert supervision.on_stranded(Stranded(0, 3, 2), 0.2) == [], "not of this life"
+
+
+def test_a_worker_that_waits_for_a_replacement_gets_no_view_before_it():
+    supervision = going_on(2, policy="replace-only")
+    supervision.on_exit(exited(1, None, 9), 0.0)
+    assert supervision.on_stranded(Stranded(0, 0, 1), 1.0) == []
+    assert supervision.on_ready(1, 1, 2.0) == [Publish(View(2, (0, 1)))]
 
 
 def test_servers_are_released_when_the_workers_are_done():
