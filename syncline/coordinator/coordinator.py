@@ -6,6 +6,7 @@ and no worker asks it anything during a step.
 
 from __future__ import annotations
 
+import contextlib
 import os
 import secrets
 import signal
@@ -107,6 +108,7 @@ class Coordinator:
         self._waiting_for_servers: list[int] = []
         self._output = LogFollower(run_dir.log(0))
         self._ledger = LedgerFile(run_dir.ledger)
+        self._has_told_of_ledger = False
         self._requests = RequestBox(run_dir.path)
 
     def run(self) -> End:
@@ -132,6 +134,7 @@ class Coordinator:
                     instructions += self.supervision.remove(wish.remove) if wish.remove else []
                 instructions += self.supervision.on_tick(time.monotonic())
                 self._pass_on_output()
+                self._write_ledger()
                 for instruction in instructions:
                     self._act(instruction)
                     if isinstance(instruction, End):
@@ -168,7 +171,7 @@ class Coordinator:
                     continue  # from another version; a run does not end for want of a number on the screen
                 self._emit(event)
         elif isinstance(message, LedgerLine):
-            self._write_ledger(message)
+            self._take_ledger_line(message)
         elif isinstance(message, StoreRequest):
             self._server.send(message.rank, StoreAddress(_LOOPBACK, self._store_port()))
         elif isinstance(message, MeetingCall):
@@ -187,13 +190,17 @@ class Coordinator:
             return self.supervision.on_failed(message, now)
         return []
 
-    def _write_ledger(self, message: LedgerLine) -> None:
+    def _take_ledger_line(self, message: LedgerLine) -> None:
+        with contextlib.suppress(msgspec.DecodeError):  # makes no sense
+            self._ledger.add(decode(message.line), time.monotonic())
+
+    def _write_ledger(self) -> None:
         try:
-            self._ledger.write(decode(message.line))
-        except msgspec.DecodeError:
-            return  # makes no sense
+            self._ledger.write(time.monotonic())
         except OSError as error:
-            self._emit(Warned(message=f"ledger.jsonl could not be written: {error.strerror}. Training goes on."))
+            if not self._has_told_of_ledger:
+                self._has_told_of_ledger = True
+                self._emit(Warned(message=f"ledger.jsonl could not be written: {error.strerror}. Training goes on."))
 
     def _act(self, instruction: Instruction) -> None:
         if isinstance(instruction, TellStop):

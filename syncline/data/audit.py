@@ -118,6 +118,7 @@ class _State:
 def audit(lines: Iterable[Line]) -> Audit:
     """What the lines of a ledger say."""
     state, end = _State(), None
+    put_off: list[Range] = []
     for line in lines:
         if isinstance(line, Opened):
             state.claim(Position(*line.start), line.makeup, line.count)
@@ -127,18 +128,23 @@ def audit(lines: Iterable[Line]) -> Audit:
         elif isinstance(line, Closed) and state.opened is not None:
             end = Position(*line.at)
             state.claim(end, line.makeup, state.opened.count)
+            # A run that was stopped makes up for it when it goes on; one that is through never will.
+            put_off = list(line.makeup) if end.epoch < state.opened.epochs else []
     if state.opened is None:
         return Audit((), 0, 0, is_complete=False)
-    count, last = state.opened.count, end
     accounts = []
     for epoch in sorted(state.used):
         used = state.used[epoch]
-        due = int((used > 0).sum()) if last is None else count if epoch < last.epoch else last.cursor
-        if (last is not None and epoch > last.epoch) or (due == 0 and not used.any()):
+        due = int((used > 0).sum())
+        if end is not None:
+            due = state.opened.count if epoch < end.epoch else end.cursor if epoch == end.epoch else 0
+            due -= sum(high - low for e, low, high in put_off if e == epoch)
+        if due == 0 and not used.any():
             continue
-        once = int((used == 1).sum())
-        lost = state.lost.get(epoch, 0)
-        accounts.append(EpochAccount(epoch, due, once - lost, lost, state.repeated.get(epoch, 0)))
+        unused = state.lost.get(epoch, 0)  # of those that the state is said to hold
+        missing = due - int((used > 0).sum())
+        committed = int((used == 1).sum()) - unused
+        accounts.append(EpochAccount(epoch, due, committed, unused + missing, state.repeated.get(epoch, 0)))
     return Audit(tuple(accounts), state.redone, state.vouched, is_complete=end is not None)
 
 

@@ -63,6 +63,10 @@ class Stint:
         count = total(self.makeup)
         return tuple(tuple(cut(self.makeup, at, at + self.batch)) for at in range(0, count, self.batch))
 
+    def makes_up_after(self, step: int) -> bool:
+        """Whether there is still something to make up for when `step` steps in all are done."""
+        return step - self.start.step < len(self._made_up)
+
     def at(self, step: int) -> Position:
         """Where the run is when `step` steps in all are done."""
         made_up = min(step - self.start.step, len(self._made_up))

@@ -134,21 +134,20 @@ class Job:
         self._earlier = self.exchange
         self._update = Update(self.replica, self.exchange, self.recorder, calls=runtime, clip_norm=self._task.clip_norm)
         self._view_of_tally = runtime.view
-        if runtime.rank == 0:
-            runtime.note(
-                Opened(
-                    view=runtime.view,
-                    members=runtime.members,
-                    start=astuple(self.start),
-                    count=self.order.count,
-                    batch=plan.batch,
-                    epochs=plan.epochs,
-                    makeup=list(self.stint.makeup),
-                    went_back=agreed is None,
-                )
+        runtime.note(
+            Opened(
+                view=runtime.view,
+                members=runtime.members,
+                start=astuple(self.start),
+                count=self.order.count,
+                batch=plan.batch,
+                epochs=plan.epochs,
+                makeup=list(self.stint.makeup),
+                went_back=agreed is None,
             )
+        )
         self._went_on = self._account_of_view(before if agreed is None else 0) if runtime.view > 1 else None
-        if self.start.cursor == 0 and self._epochs_closed < self.start.epoch:
+        if self.ends_epoch(self.start):
             self.after_epoch(self.start)  # somebody was lost in the middle of it
 
     @property
@@ -273,7 +272,13 @@ class Job:
 
     def is_complete(self, position: Position) -> bool:
         """Whether the plan is fulfilled."""
-        return position.step - position.extra >= self.plan.total_steps or position.epoch >= self.plan.epochs
+        is_through = position.step - position.extra >= self.plan.total_steps or position.epoch >= self.plan.epochs
+        return is_through and not self.stint.makes_up_after(position.step)
+
+    def ends_epoch(self, position: Position) -> bool:
+        """Whether an epoch is over that was not seen off yet. What is to be made up for comes first."""
+        is_over = position.cursor == 0 and position.epoch > self._epochs_closed
+        return is_over and not self.stint.makes_up_after(position.step)
 
     def tell_used(self) -> None:
         """Write into the ledger which samples this worker has used since the last time."""

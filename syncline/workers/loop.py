@@ -34,7 +34,7 @@ def train(job: Job) -> Position:
             job.after_update(outcome)
             recorder.step(position, len(share.indices), share.batch, outcome.loss, outcome.correct, job.lr)
 
-            if position.cursor == 0:
+            if job.ends_epoch(position):
                 job.after_epoch(position)
             if outcome.stop or job.is_complete(position):
                 break

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import signal
 import threading
 import time
@@ -74,7 +75,7 @@ def test_without_replacement_the_others_finish_alone(tmp_path):
 
 
 def test_a_run_of_one_worker_goes_on_with_another_in_its_place(tmp_path):
-    model = SignalAt(small_net(), [(30, 0)], tmp_path / "killed")
+    model = SignalAt(Slow(small_net(), 0.02), [(30, 0)], tmp_path / "killed")
     result = train(tmp_path, model, workers=1, checkpoint_every_steps=5)
     (went_on,) = events(result, WentOn)
     assert went_on.step > 5, "from a checkpoint, not from the beginning"
@@ -117,7 +118,7 @@ def test_the_run_tells_how_it_went_on(tmp_path, capsys):
     train(tmp_path, SignalAt(small_net(), [(9, 1)], tmp_path / "killed"))
     told = capsys.readouterr().err
     assert "worker 1 was killed by SIGKILL" in told
-    assert "2 workers went on after" in told
+    assert re.search("[23] workers went on after", told), "the replacement may be there before the others have noticed"
     assert "worker 1 is back after" in told
 
 

@@ -116,6 +116,18 @@ def test_a_sample_that_nobody_was_dealt_and_that_is_claimed_all_the_same_is_foun
     assert (epoch.lost, epoch.committed) == (8, 4)
 
 
+def test_what_was_to_be_made_up_for_at_the_end_of_a_run_and_never_was_is_found() -> None:
+    lines = [*plain_run({0: 2, 1: 1}), Closed((1, 0, 2, 0), [(0, 6, 8)])]
+    (epoch,) = audit(lines).epochs
+    assert (epoch.samples, epoch.lost, epoch.committed) == (8, 2, 6)
+
+
+def test_a_run_that_was_stopped_may_put_off_what_it_has_to_make_up_for() -> None:
+    found = audit([*plain_run({0: 1}), Closed((0, 4, 1, 0), [(0, 2, 4)])])
+    assert found.is_clean
+    assert [e.samples for e in found.epochs] == [2]
+
+
 def test_what_a_lost_worker_could_not_say_any_more_is_vouched_for_by_the_others() -> None:
     after = Stint(Position(0, 4, 1), 1, 8, 4, epochs=1)
     lines = [*plain_run({0: 1}), opened(after, 2, [0]), Used(2, 0, 2, [(0, 4, 8, 0, 1)]), Closed((1, 0, 2, 0))]
@@ -135,8 +147,11 @@ def test_what_was_used_after_the_checkpoint_counts_as_not_used() -> None:
 def test_lines_come_in_any_order_from_several_workers(tmp_path) -> None:
     start, *others = plain_run({0: 2, 1: 2})
     file = LedgerFile(tmp_path / "ledger.jsonl")
-    for line in (others[1], start, Closed((1, 0, 2, 0)), others[0]):
-        file.write(line)
+    for line in (others[1], start, start, Closed((1, 0, 2, 0)), others[0]):
+        file.add(line, now=0.0)
+        file.write(now=0.5)
+    assert (tmp_path / "ledger.jsonl").read_bytes() == b"", "it may not be complete yet"
+    file.write(now=1.0)
     file.close()
     with (tmp_path / "ledger.jsonl").open("ab") as cut_off:
         cut_off.write(b'{"type":"us')
