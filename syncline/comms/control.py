@@ -316,9 +316,13 @@ class ControlClient:
         """To the coordinator."""
         self._socket.send(_encoder.encode(message))
 
-    def receive(self, timeout_s: float) -> ToWorker | None:
-        """The next message, or None after `timeout_s`."""
-        if not self._socket.poll(int(timeout_s * 1000)):
+    def receive(self, timeout_s: float, wake: int | None = None) -> ToWorker | None:
+        """The next message, or None after `timeout_s`, or as soon as the descriptor `wake` can be read."""
+        poller = zmq.Poller()
+        poller.register(self._socket, zmq.POLLIN)
+        if wake is not None:
+            poller.register(wake, zmq.POLLIN)
+        if self._socket not in dict(poller.poll(int(timeout_s * 1000))):
             return None
         return _to_worker.decode(self._socket.recv())
 

@@ -63,6 +63,7 @@ class Link:
         self._view = answer.view
         self._view_changed = threading.Condition()
         self.recorder = Recorder(self.rank)
+        self._wake = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
         self._outbox: queue.SimpleQueue[FromWorker] = queue.SimpleQueue()
         self._stores: queue.Queue[StoreAddress] = queue.Queue()
         self._servers: queue.Queue[ServerAddresses] = queue.Queue()
@@ -89,7 +90,7 @@ class Link:
 
     def say_ready(self) -> None:
         """This process was started later, and can take part now."""
-        self._outbox.put(Ready(self.rank, self.life))
+        self.send(Ready(self.rank, self.life))
 
     def next_view(self, after: int, timeout_s: float) -> ViewOf | None:
         """The newest View after this one; None if there is none within the time, or never will be."""
@@ -100,7 +101,7 @@ class Link:
 
     def request_store(self) -> StoreAddress:
         """Ask the coordinator for the store of torch.distributed."""
-        self._outbox.put(StoreRequest(self.rank))
+        self.send(StoreRequest(self.rank))
         try:
             return self._stores.get(timeout=_JOIN_TIMEOUT_S)
         except queue.Empty:
@@ -110,7 +111,7 @@ class Link:
         """Ask the coordinator where the parameter servers are, as soon as all of them are."""
         while not self._servers.empty():
             self._servers.get_nowait()  # the answer to a question that was given up
-        self._outbox.put(ServersRequest(self.rank))
+        self.send(ServersRequest(self.rank))
         deadline = time.monotonic() + _JOIN_TIMEOUT_S
         while time.monotonic() < deadline:
             with contextlib.suppress(queue.Empty):
@@ -121,11 +122,11 @@ class Link:
 
     def say_stranded(self, view: int) -> None:
         """The others of this View cannot be reached any more."""
-        self._outbox.put(Stranded(self.rank, self.life, view))
+        self.send(Stranded(self.rank, self.life, view))
 
     def call_meeting(self, view: int, number: int) -> None:
         """Let all workers know of meeting `number` of a View."""
-        self._outbox.put(MeetingCall(self.rank, view, number))
+        self.send(MeetingCall(self.rank, view, number))
 
     @property
     def is_aborted(self) -> bool:
@@ -133,8 +134,9 @@ class Link:
         return self._aborted.is_set()
 
     def send(self, message: FromWorker) -> None:
-        """Send when the thread comes round to it, after the telemetry that is waiting."""
+        """Send at once, after the telemetry that is waiting: this process may be killed in a moment."""
         self._outbox.put(message)
+        os.eventfd_write(self._wake, 1)
 
     def on_terminate(self) -> None:
         """Somebody wants this process to end. If it is because the driver is gone, nobody passes on calls any more."""
@@ -146,10 +148,13 @@ class Link:
         """Send what is waiting, and leave."""
         self._closing.set()
         self._thread.join()
+        os.close(self._wake)
 
     def _run(self) -> None:
         while not self._closing.is_set():
-            message = self._client.receive(_BEAT_S)
+            message = self._client.receive(_BEAT_S, self._wake)
+            with contextlib.suppress(BlockingIOError):  # nobody has anything to send
+                os.eventfd_read(self._wake)
             if isinstance(message, Stop):
                 self.stop_wanted = True
             elif isinstance(message, StoreAddress):

@@ -115,7 +115,7 @@ def test_a_run_that_keeps_losing_workers_saves_and_says_why(tmp_path):
 
 
 def test_the_run_tells_how_it_went_on(tmp_path, capsys):
-    train(tmp_path, SignalAt(small_net(), [(9, 1)], tmp_path / "killed"))
+    train(tmp_path, SignalAt(Slow(small_net(), 0.02), [(9, 1)], tmp_path / "killed"))
     told = capsys.readouterr().err
     assert "worker 1 was killed by SIGKILL" in told
     assert re.search("[23] workers went on after", told), "the replacement may be there before the others have noticed"
