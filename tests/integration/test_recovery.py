@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 import torch
 from real_runs import KillServer, SignalAt, Slow, final_state, samples, small_net
+from real_runs import syncline as command
 
 import syncline
 from syncline.coordinator.requests import Wish, is_live, wish
@@ -134,7 +135,10 @@ def test_workers_can_be_added_and_removed_under_way(tmp_path, strategy):
     thread.start()
     run_dir = tmp_path / "runs" / "elastic"
     _until(lambda: is_live(run_dir) and _steps(run_dir) > 0)
-    wish(run_dir, Wish(add=2))
+    if strategy == "allreduce":
+        assert "workers now: 0, 1, 2, 3" in command("workers", str(run_dir), "add", "2", cwd=tmp_path).out
+    else:
+        wish(run_dir, Wish(add=2))
     _until(lambda: _members(run_dir) == 4)
     wish(run_dir, Wish(remove=3))
     _until(lambda: _members(run_dir) == 1)
@@ -143,6 +147,20 @@ def test_workers_can_be_added_and_removed_under_way(tmp_path, strategy):
     assert result.epochs == 60
     assert audited(result).is_clean
     assert not is_live(run_dir)
+
+
+def test_the_command_line_audits_a_run_and_says_when_one_cannot_be_changed(tmp_path):
+    result = train(tmp_path, SignalAt(small_net(), [(7, 1)], tmp_path / "killed"))
+    done = command("audit", str(result.run_dir), cwd=tmp_path)
+    assert done.code == 0
+    assert "epoch 4: 103 of 103 samples committed once; 0 lost, 0 repeated" in done.out
+    ledger = RunDir(result.run_dir).ledger
+    used = [line for line in ledger.read_text().splitlines() if '"used"' in line]
+    ledger.write_text(ledger.read_text().replace(used[-1], f"{used[-1]}\n{used[-1]}"))
+    assert command("audit", str(result.run_dir), cwd=tmp_path).code == 1, "samples that were used twice"
+    done = command("workers", str(result.run_dir), "add", "1", cwd=tmp_path)
+    assert done.code != 0
+    assert "is not under way now" in done.err
 
 
 def _steps(run_dir: Path) -> int:
