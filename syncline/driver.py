@@ -21,6 +21,7 @@ from syncline import payload
 from syncline.config.run import RunConfig
 from syncline.coordinator.cause import explain_failure
 from syncline.coordinator.coordinator import Coordinator
+from syncline.data.ledger_file import put_back
 from syncline.data.named import Progress
 from syncline.engines.local import LocalEngine
 from syncline.errors import ConfigError, Interrupted, SynclineError, nearest
@@ -317,7 +318,8 @@ def _open_run_dir(config: RunConfig, plan: Plan) -> tuple[RunDir, Path | None, l
         from syncline.checkpoint.store import newest_sound  # brings torch, which only resuming needs on this side
 
         run_dir = earlier
-        found, _, problems = newest_sound(run_dir.checkpoints)
+        found, state, problems = newest_sound(run_dir.checkpoints)
+        put_back(run_dir.ledger, state.get("ledger", ()))
         checkpoint = found.path
         run_dir.summary.unlink(missing_ok=True)
     settings = {

@@ -176,6 +176,8 @@ class Welcome(msgspec.Struct, frozen=True, tag=True):
     working_dir: str
     secret: str
     """What a worker shows to a parameter server, and a server to a worker."""
+    session: str
+    """Names what is done from the driver's start to its end: a run that is resumed has several."""
 
 
 class NewView(msgspec.Struct, frozen=True, tag=True):

@@ -50,6 +50,7 @@ from syncline.comms.segment import Segment, why_not_supported
 from syncline.coordinator.cause import memory_evidence
 from syncline.coordinator.membership import KillOne, Launch, Membership, Publish, View
 from syncline.coordinator.output import LogFollower
+from syncline.coordinator.pace import Pace
 from syncline.coordinator.requests import RequestBox
 from syncline.coordinator.supervision import (
     End,
@@ -65,7 +66,7 @@ from syncline.data.ledger import decode
 from syncline.data.ledger_file import LedgerFile
 from syncline.engines.engine import Engine, Exit
 from syncline.plan.plan import Plan
-from syncline.telemetry.events import Event, Warned, WorkerLost, WorkerOutput, from_dict
+from syncline.telemetry.events import Event, Progress, Warned, WorkerLost, WorkerOutput, from_dict
 from syncline.telemetry.run_dir import RunDir
 
 __all__ = ["Coordinator"]
@@ -98,12 +99,13 @@ class Coordinator:
             most_losses=plan.most_losses,
         )
         self.supervision = Supervision(self.membership)
+        self._pace = Pace()
         self.last_step = 0
         self._server = ControlServer(_LOOPBACK)
         self._control: Segment | None = None
         self._view = self._open(self.membership.view)
         self._store: tuple[Any, int] | None = None
-        self._secret = secrets.token_hex(32)
+        self._secret, self._session = secrets.token_hex(32), secrets.token_hex(4)
         self._servers: dict[int, str] = {}
         self._waiting_for_servers: list[int] = []
         self._output = LogFollower(run_dir.log(0))
@@ -170,6 +172,8 @@ class Coordinator:
                 except msgspec.ValidationError:
                     continue  # from another version; a run does not end for want of a number on the screen
                 self._emit(event)
+                if isinstance(event, Progress) and (slow := self._pace.on_progress(event)) is not None:
+                    self._emit(slow)
         elif isinstance(message, LedgerLine):
             self._take_ledger_line(message)
         elif isinstance(message, StoreRequest):
@@ -221,6 +225,7 @@ class Coordinator:
             self._launch(instruction.number, instruction.life)
         elif isinstance(instruction, Publish):
             self._view = self._open(instruction.view)
+            self._pace.on_members(self._view.members)
             self._tell_all(NewView(self._view))
         elif isinstance(instruction, ReleaseServers):
             self._tell_all(Release())
@@ -283,6 +288,7 @@ class Coordinator:
             python_path=[os.path.abspath(p) if p else os.getcwd() for p in sys.path],
             working_dir=os.getcwd(),
             secret=self._secret,
+            session=self._session,
         )
 
     def _store_port(self) -> int:

@@ -13,10 +13,14 @@ Lines of the ledger, in the order in which they happened:
 A claim overrules what was used: samples that a lost worker had used, but that are not claimed, count as not used and
 are dealt out again. The other way round it needs a reason: a sample that is claimed must have been used by somebody who
 said so, or have been dealt to a member that was lost before it could say so.
+
+Lines travel to the driver, which writes them. If it is killed, the last ones are gone with it; but a checkpoint holds
+the lines that were young when it was made, and whoever resumes from it puts back what is missing.
 """
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Iterable, Iterator
 
 import msgspec
@@ -24,7 +28,10 @@ import msgspec
 from syncline.data.position import Position
 from syncline.data.stint import Range, Stint
 
-__all__ = ["Closed", "Line", "Opened", "Run", "Tally", "Used", "decode", "encode", "ranges_of"]
+__all__ = ["Closed", "Line", "Opened", "RecentLines", "Run", "Tally", "Used", "decode", "encode", "ranges_of"]
+
+YOUNG_S = 10.0
+"""The driver writes a line a second after it came. One that is older than this is on disk, or the disk is full."""
 
 Run = tuple[int, int, int, int, int]
 """(epoch, low, high, stride, times): that range, and again `stride` further on, `times` in all."""
@@ -43,6 +50,8 @@ class Opened(msgspec.Struct, frozen=True, tag="opened", omit_defaults=True):
     makeup: list[Range] = []
     went_back: bool = False
     """Whether the members went back to what was saved."""
+    key: str = ""
+    """Names this line among all lines of the run: it may be told twice, by its worker and by a checkpoint."""
 
     def stint(self) -> Stint:
         """What the members have to do."""
@@ -50,7 +59,7 @@ class Opened(msgspec.Struct, frozen=True, tag="opened", omit_defaults=True):
         return Stint(Position(*self.start), len(self.members), self.count, self.batch, self.epochs, makeup)
 
 
-class Used(msgspec.Struct, frozen=True, tag="used"):
+class Used(msgspec.Struct, frozen=True, tag="used", omit_defaults=True):
     """A worker has used samples."""
 
     view: int
@@ -58,6 +67,7 @@ class Used(msgspec.Struct, frozen=True, tag="used"):
     steps: int
     """How many steps are done with these."""
     runs: list[Run]
+    key: str = ""
 
 
 class Closed(msgspec.Struct, frozen=True, tag="closed", omit_defaults=True):
@@ -65,6 +75,7 @@ class Closed(msgspec.Struct, frozen=True, tag="closed", omit_defaults=True):
 
     at: tuple[int, int, int, int]
     makeup: list[Range] = []
+    key: str = ""
 
 
 Line = Opened | Used | Closed
@@ -103,6 +114,34 @@ class Tally:
         """The runs so far; the tally starts again."""
         runs, self._runs = self._runs, []
         return runs
+
+
+class RecentLines:
+    """The lines that one worker wrote lately: the driver may not have them on disk yet.
+
+    `author` is the worker in its present life, in this session of the run; each line gets a key from it.
+    """
+
+    def __init__(self, author: str) -> None:
+        self._author, self._written = author, 0
+        self._lines: deque[tuple[float, bytes]] = deque()
+
+    def add(self, line: Line, now: float) -> bytes:
+        """The line as it is to be written, with its key."""
+        self._written += 1
+        text = encode(msgspec.structs.replace(line, key=f"{self._author}.{self._written}"))
+        self._lines.append((now, text))
+        self._forget_before(now - YOUNG_S)
+        return text
+
+    def texts(self, now: float) -> list[str]:
+        """Those that are still young."""
+        self._forget_before(now - YOUNG_S)
+        return [text.decode() for _, text in self._lines]
+
+    def _forget_before(self, time: float) -> None:
+        while self._lines and self._lines[0][0] < time:
+            self._lines.popleft()
 
 
 def ranges_of(run: Run) -> Iterator[Range]:

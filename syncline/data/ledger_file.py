@@ -7,14 +7,15 @@ from __future__ import annotations
 
 import contextlib
 import math
-from collections.abc import Iterator
+import os
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 import msgspec
 
 from syncline.data.ledger import Closed, Line, Opened, Used, decode, encode
 
-__all__ = ["LedgerFile", "read_ledger"]
+__all__ = ["LedgerFile", "put_back", "read_ledger"]
 
 _PATIENCE_S = 1.0
 
@@ -46,7 +47,7 @@ class LedgerFile:
         due = max((line.view for at, line in self._waiting if now - at >= _PATIENCE_S), default=0)
         lines = [line for _, line in self._waiting if line.view <= due]
         self._waiting = [(at, line) for at, line in self._waiting if line.view > due]
-        for line in sorted(lines, key=lambda line: (line.view, isinstance(line, Used))):
+        for line in sorted(lines, key=_place):
             if isinstance(line, Opened):
                 if line.view <= self._view:
                     continue  # every member says it, in case one is lost before it is heard
@@ -60,6 +61,47 @@ class LedgerFile:
             if self._last is not None:
                 self._file.write(encode(self._last) + b"\n")
         self._file.close()
+
+
+def put_back(path: Path, texts: Iterable[str]) -> None:
+    """Add the lines of a checkpoint that the ledger lacks, because the driver was killed before it had written them."""
+    lines = list(read_ledger(path))
+    known = {line.key for line in lines if line.key}
+    missing = [line for text in texts if (line := decode(text.encode())).key not in known]
+    if not missing:
+        return
+    # The numbers of Views begin anew in each session of a run; all young lines of a checkpoint are from one.
+    session = _session(missing[0])
+    before = [i for i, line in enumerate(lines) if _session(line) == session]
+    first, after = (before[0], before[-1] + 1) if before else (len(lines), len(lines))
+    mended = lines[:first] + _in_order([*lines[first:after], *missing]) + lines[after:]
+    temporary = path.with_name(f".{path.name}.tmp")
+    temporary.write_bytes(b"".join(encode(line) + b"\n" for line in mended))
+    os.replace(temporary, path)
+
+
+def _session(line: Line) -> str:
+    return line.key.partition(".")[0]
+
+
+def _in_order(lines: Iterable[Line]) -> list[Line]:
+    """The lines of one session: each View is opened once, and before anybody uses samples in it."""
+    ordered: list[Line] = []
+    opened = 0
+    for line in sorted(lines, key=_place):
+        if isinstance(line, Opened):
+            if line.view <= opened:
+                continue  # every member says it, in case one is lost before it is heard
+            opened = line.view
+        ordered.append(line)
+    return ordered
+
+
+def _place(line: Line) -> tuple[float, int]:
+    """Where a line belongs among those of its session."""
+    if isinstance(line, Closed):
+        return math.inf, 0
+    return line.view, line.steps if isinstance(line, Used) else -1
 
 
 def read_ledger(path: Path) -> Iterator[Line]:

@@ -14,8 +14,7 @@ import msgspec
 __all__ = [
     "CheckpointSaved", "Contest", "Evaluated", "Event", "Exchanged", "Logged", "Progress", "RunEnded", "RunStarted",
     "StrategySwitched", "Summary", "Warned", "WentOn", "WorkerFailure", "WorkerLost", "WorkerOutput",
-    "WorkerReady", "from_dict", "to_dict",
-    "to_line",
+    "WorkerReady", "WorkerSlow", "from_dict", "to_dict", "to_line",
 ]  # fmt: skip
 
 
@@ -170,6 +169,20 @@ class WentOn(_Event, frozen=True, kw_only=True, tag="went_on"):
     """How much live state travelled between workers."""
 
 
+class WorkerSlow(_Event, frozen=True, kw_only=True, tag="worker_slow"):
+    """A worker needs much longer for its own part of a step than the others, or does so no longer."""
+
+    rank: int
+    step: int
+    is_slow: bool
+    work_s: float
+    """What it needs for a step, without waiting for others."""
+    others_s: float
+    """What the others need, in the middle."""
+    mostly: str
+    """In which part of the step it lags most."""
+
+
 class WorkerFailure(_Event, frozen=True, kw_only=True, tag="worker_failure"):
     """A worker ended before its work did; `message` is the first cause, whole."""
 
@@ -199,7 +212,7 @@ class Summary(_Event, frozen=True, kw_only=True, tag="summary"):
 
 Event = (
     RunStarted | WorkerReady | Progress | Exchanged | Contest | StrategySwitched | Evaluated | Logged | CheckpointSaved
-    | Warned | WorkerOutput | WorkerLost | WentOn | WorkerFailure | RunEnded | Summary
+    | Warned | WorkerOutput | WorkerLost | WentOn | WorkerSlow | WorkerFailure | RunEnded | Summary
 )  # fmt: skip
 
 _encoder = msgspec.json.Encoder()

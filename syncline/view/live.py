@@ -25,6 +25,7 @@ from syncline.telemetry.events import (
     WorkerFailure,
     WorkerLost,
     WorkerOutput,
+    WorkerSlow,
 )
 from syncline.view.result import failure_panel, result_panel
 from syncline.view.screen import draw
@@ -138,7 +139,7 @@ class LiveView:
                 self._tell(Text.assemble(("! ", "bold yellow"), (f"{who}{_whole(event.message)}", "yellow")))
             case Warned() if self._state.warning_count == MOST_WARNINGS + 1:
                 self._tell(Text(f"! Further warnings are only in {self._state.run_dir}/events.jsonl", "yellow"))
-            case WorkerLost() | WentOn():
+            case WorkerLost() | WentOn() | WorkerSlow():
                 for line in self._state.news:
                     self._tell(Text.assemble(("! ", "bold yellow"), (_whole(line), "yellow")))
             case WorkerFailure():

@@ -21,6 +21,7 @@ from syncline.telemetry.events import (
     WorkerFailure,
     WorkerLost,
     WorkerOutput,
+    WorkerSlow,
 )
 from syncline.view.curve import chart
 from syncline.view.state import MOST_WARNINGS, RunState
@@ -83,7 +84,7 @@ class PlainLines:
                 self._text(f"Further warnings are only in {state.run_dir}/events.jsonl")
             case WorkerOutput():
                 self._line(f"[worker {event.rank}] {clean(event.text)}" if event.rank else clean(event.text))
-            case WorkerLost() | WentOn():
+            case WorkerLost() | WentOn() | WorkerSlow():
                 for line in state.news:
                     self._text(line)
             case WorkerFailure():
@@ -145,6 +146,8 @@ class PlainLines:
             f"{how} {epochs}{event.steps} steps in {duration(event.seconds)}: {rate(event.samples_per_s)} samples/s "
             f"with {count(event.workers, 'worker')}"
         )
+        for line in state.stragglers.account(event.time):
+            self._line(line)
         series = state.result_series
         if series is not None:
             self._line(series.name)

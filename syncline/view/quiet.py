@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TextIO
 
-from syncline.telemetry.events import Event, RunEnded, Summary, Warned, WentOn, WorkerFailure, WorkerLost
+from syncline.telemetry.events import Event, RunEnded, Summary, Warned, WentOn, WorkerFailure, WorkerLost, WorkerSlow
 from syncline.view.state import RunState
 from syncline.view.stream import unbreakable
 from syncline.view.words import cause_first, clean, duration, headline, metric_words, rate
@@ -29,7 +29,7 @@ class Quiet:
         match event:
             case Warned():
                 self._complain(f"warning: {event.message}".splitlines())
-            case WorkerLost() | WentOn():
+            case WorkerLost() | WentOn() | WorkerSlow():
                 self._complain(self._state.news)
             case WorkerFailure():
                 self._failure = event

@@ -40,6 +40,7 @@ def result_panel(state: RunState, summary: Summary, width: int) -> Panel:
     outer = min(width, _MOST_WIDTH)
     inner = max(outer - 4, 10)
     lines = [*_metric_lines(summary), Text(), *flow(_facts(state, summary), inner, " · ")]
+    lines += [Text(line, "yellow", overflow="fold") for line in state.stragglers.account(summary.time)]
     charts = _charts(state, inner)
     if charts:
         lines += [Text(), *charts]

@@ -26,8 +26,10 @@ from syncline.telemetry.events import (
     WorkerFailure,
     WorkerLost,
     WorkerReady,
+    WorkerSlow,
 )
 from syncline.view.losses import Losses
+from syncline.view.stragglers import Stragglers
 from syncline.view.words import best_metric, clean, count, next_steps
 
 __all__ = ["MOST_WARNINGS", "History", "PlanFacts", "RunState", "Series", "WorkerState", "WorkerStatus"]
@@ -199,7 +201,8 @@ class RunState:
         self.warning_count = 0
         self.failures: list[WorkerFailure] = []
         self.news: list[str] = []
-        """What the last event told of losses and recoveries, in words."""
+        """What the last event told of losses, recoveries and slow workers, in words."""
+        self.stragglers = Stragglers()
         self._losses = Losses()
         self.summary: Summary | None = None
         self.ended: RunEnded | None = None
@@ -232,10 +235,13 @@ class RunState:
             case WorkerLost():
                 self._worker(event.rank).status = "lost"
                 self.news = [self._losses.on_lost(event)]
+                self.stragglers.on_gone(event.rank, event.time)
             case WentOn():
                 for rank in event.members:
                     self._worker(rank).status = "training"
                 self.news = self._losses.on_went_on(event)
+            case WorkerSlow():
+                self.news = [self.stragglers.on_slow(event)]
             case WorkerFailure():
                 self.failures.append(event)
                 self._worker(event.rank).status = "lost"

@@ -299,6 +299,7 @@ class Job:
     def save(self, position: Position, *, is_last: bool = False) -> None:
         """Make a checkpoint, in the background unless it is the last one. All workers call this together."""
         self.recorder.waits = True
+        self.tell_used()
         left = self._left_after(position)
         self.runtime.save(
             position, self.replica, self.exchange, self._schedulers_state(), self.metrics, makeup=left, is_last=is_last

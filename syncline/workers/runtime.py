@@ -24,7 +24,7 @@ from syncline.comms.collective import Collective, Solo
 from syncline.comms.control import LedgerLine, ViewOf
 from syncline.comms.segment import Segment
 from syncline.comms.shared_memory import SharedMemory, SharedMemoryFull
-from syncline.data.ledger import Line, encode
+from syncline.data.ledger import Line, RecentLines
 from syncline.data.order import Position, step_seed
 from syncline.data.stint import Range
 from syncline.errors import CheckpointError, PeerLost
@@ -79,6 +79,7 @@ class Runtime:
         # Workers that train by themselves between exchanges do not wait for each other in the middle of a forward pass.
         self.has_global_batch_norm = plan.batch_norm == "global" and is_synchronous_gradients(self._strategy)
         self._link: Link | None = None
+        self._lines = RecentLines("")
         self._writer: CheckpointWriter | None = None
         self._last_save_s = time.monotonic()
         self._last_saved_step = 0
@@ -92,6 +93,7 @@ class Runtime:
         torch.set_num_threads(plan.workers[link.rank % plan.size].threads)
         runtime = cls(plan, link.rank, link.recorder)
         runtime._link = link
+        runtime._lines = RecentLines(f"{link.welcome.session}.{link.rank}.{link.life}")
         runtime.run_dir = RunDir(Path(link.welcome.run_dir))
         runtime.checkpoint_path = Path(link.welcome.checkpoint_path) if link.welcome.checkpoint_path else None
         return runtime
@@ -299,8 +301,8 @@ class Runtime:
         for itself is gathered there.
         """
         with exchange.shared(), replica.log.outside():
-            private = exchange.private_state()
-            parts = self.collective.gather(packed(private)) if private is not None else []
+            mine = {"private": exchange.private_state(), "ledger": self._lines.texts(time.monotonic())}
+            parts = [unpacked(part) for part in self.collective.gather(packed(mine))]
             self._last_save_s, self._last_saved_step = time.monotonic(), position.step
             if self._writer is None:
                 return
@@ -310,7 +312,8 @@ class Runtime:
                 "optimizer": replica.optimizer.state_dict(),
                 "schedulers": list(schedulers),
                 "makeup": [list(r) for r in makeup],
-                "private": [unpacked(part) for part in parts],
+                "private": [part["private"] for part in parts if part["private"] is not None],
+                "ledger": [text for part in parts for text in part["ledger"]],
                 "metrics": dict(metrics),
             }
             if is_last:
@@ -331,7 +334,7 @@ class Runtime:
     def note(self, line: Line) -> None:
         """Write a line into the run's ledger."""
         if self._link is not None:
-            self._link.send(LedgerLine(self.number, encode(line)))
+            self._link.send(LedgerLine(self.number, self._lines.add(line, time.monotonic())))
 
     def warn(self, message: str) -> None:
         """Tell the user, once for all workers."""

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import re
 import signal
 import subprocess
@@ -204,64 +203,3 @@ def test_a_second_ctrl_c_ends_the_run_at_once(tmp_path):
     _, err = process.communicate(timeout=20)
     assert process.returncode == 130
     assert "Stopped at once." in err
-
-
-DRIVER_KILLER = """
-import os, pathlib, signal, threading
-import torch, syncline
-
-class KillsDriver(torch.nn.Module):
-    def __init__(self):
-        super().__init__()
-        self.net, self.calls = torch.nn.Linear(12, 3), 0
-
-    def forward(self, x):
-        self.calls += 1
-        if self.calls == 10 and os.readlink("/proc/self/fd/1").endswith("worker-0.log"):
-            stat = pathlib.Path("/proc", str(os.getppid()), "stat").read_text()
-            os.kill(int(stat.rpartition(")")[2].split()[1]), signal.SIGKILL)
-        if self.calls >= 10:
-            threading.Event().wait(0.02)
-        return self.net(x)
-
-task = syncline.Task(model=KillsDriver(), data=(torch.randn(103, 12), torch.zeros(103, dtype=torch.long)))
-"""
-
-
-def test_when_the_driver_is_killed_the_workers_save_and_end_by_themselves(tmp_path):
-    (tmp_path / "task.py").write_text(DRIVER_KILLER)
-    done = command("train", "task.py:task", "--batch", "10", "--epochs", "100", "--name", "orphan", cwd=tmp_path)
-    assert done.code == -signal.SIGKILL
-    deadline = _Deadline(15)
-    while any("syncline.engines.zygote" in c for c in _commands()):
-        deadline.check("the workers are still there")
-    stopped_at = final_state(tmp_path / "runs" / "orphan")["position"]["step"]
-    assert 10 <= stopped_at < 1100
-    done = command("resume", "runs/orphan", "--epochs", str(-(-stopped_at // 11) + 1), cwd=tmp_path)
-    assert done.code == -signal.SIGKILL, "the task kills its driver again"
-    assert final_state(tmp_path / "runs" / "orphan")["position"]["step"] > stopped_at
-
-
-def _commands() -> list[str]:
-    found = []
-    for entry in os.listdir("/proc"):
-        if entry.isdigit():
-            try:
-                found.append(Path("/proc", entry, "cmdline").read_bytes().replace(b"\0", b" ").decode())
-            except OSError:
-                continue
-    return found
-
-
-class _Deadline:
-    def __init__(self, seconds: float) -> None:
-        import time
-
-        self._clock = time.monotonic
-        self._end = time.monotonic() + seconds
-
-    def check(self, complaint: str) -> None:
-        import threading
-
-        assert self._clock() < self._end, complaint
-        threading.Event().wait(0.05)

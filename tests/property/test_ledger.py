@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import tempfile
 from dataclasses import astuple
+from pathlib import Path
 
 from hypothesis import given
 from hypothesis import strategies as st
 
 from syncline.data.audit import audit, audit_file
-from syncline.data.ledger import Closed, Line, Opened, Tally, Used, decode, encode, ranges_of
-from syncline.data.ledger_file import LedgerFile
+from syncline.data.ledger import YOUNG_S, Closed, Line, Opened, RecentLines, Tally, Used, decode, encode, ranges_of
+from syncline.data.ledger_file import LedgerFile, put_back, read_ledger
 from syncline.data.position import Position
 from syncline.data.stint import Range, Stint
 
@@ -157,3 +159,38 @@ def test_lines_come_in_any_order_from_several_workers(tmp_path) -> None:
         cut_off.write(b'{"type":"us')
     assert audit_file(tmp_path / "ledger.jsonl").is_clean
     assert audit_file(tmp_path / "ledger.jsonl").is_complete
+
+
+@given(histories(), st.data())
+def test_lines_that_the_driver_had_not_written_are_put_back_from_the_checkpoint(
+    lines: list[Line], data: st.DataObject
+) -> None:
+    recent = RecentLines("session.0.0")
+    texts = [recent.add(line, now=0.0).decode() for line in lines[:-1]]  # the end is written when all is saved
+    keyed = [decode(text.encode()) for text in texts]
+    is_written = data.draw(st.lists(st.booleans(), min_size=len(texts), max_size=len(texts)))
+    earlier = [decode(RecentLines("before.0.0").add(line, now=0.0)) for line in plain_run({0: 1})]
+    later = [decode(RecentLines("after.0.0").add(line, now=0.0)) for line in plain_run({1: 1})]
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / "ledger.jsonl"
+        there = [line for line, written in zip(keyed, is_written, strict=True) if written]
+        has_later = bool(there) and data.draw(st.booleans())  # else it was the last session, and the lines come last
+        path.write_bytes(b"".join(encode(x) + b"\n" for x in [*earlier, *there, *(later if has_later else [])]))
+        put_back(path, texts)
+        found = list(read_ledger(path))
+        whole = [*earlier, *keyed, *(later if has_later else [])]
+        assert sorted(line.key for line in found) == sorted(line.key for line in whole)
+        assert audit(line for line in found if line.key.startswith("session")) == audit(keyed)
+        assert [line for line in found if not line.key.startswith("session")] == [x for x in whole if x not in keyed]
+        put_back(path, texts)
+        assert list(read_ledger(path)) == found, "what is there is not added again"
+        assert [entry.name for entry in Path(folder).iterdir()] == ["ledger.jsonl"]
+
+
+def test_only_lines_that_may_not_be_on_disk_are_kept() -> None:
+    recent = RecentLines("s.1.0")
+    opening, used, *_ = plain_run({0: 2, 1: 2})
+    recent.add(opening, now=0.0)
+    recent.add(used, now=5.0)
+    assert [decode(t.encode()).key for t in recent.texts(YOUNG_S - 1)] == ["s.1.0.1", "s.1.0.2"]
+    assert [decode(t.encode()).key for t in recent.texts(YOUNG_S + 1)] == ["s.1.0.2"]

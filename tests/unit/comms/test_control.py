@@ -47,8 +47,8 @@ FROM_WORKER: list[FromWorker] = [
     Failed(1, "ValueError", "lr is -1", "Traceback ...", 3, [5, 6], False),
 ]
 TO_WORKER: list[ToWorker] = [
-    Welcome({"seed": 0}, "/run/task", "/run", None, VIEW, 4242, ["/home/me"], "/home/me", "secret"),
-    Welcome({"seed": 0}, "/run/task", "/run", None, None, 4242, ["/home/me"], "/home/me", "secret"),
+    Welcome({"seed": 0}, "/run/task", "/run", None, VIEW, 4242, ["/home/me"], "/home/me", "secret", "5e55"),
+    Welcome({"seed": 0}, "/run/task", "/run", None, None, 4242, ["/home/me"], "/home/me", "secret", "5e55"),
     NewView(VIEW),
     Release(),
     StoreAddress("127.0.0.1", 29500),
