@@ -24,6 +24,7 @@ from syncline.coordinator.coordinator import Coordinator
 from syncline.data.ledger_file import put_back
 from syncline.data.named import Progress
 from syncline.engines.local import LocalEngine
+from syncline.engines.network import LOOPBACK, Network
 from syncline.errors import ConfigError, Interrupted, SynclineError, nearest
 from syncline.plan.machine import Machine
 from syncline.plan.plan import Plan
@@ -96,12 +97,16 @@ def run_task(
     view: Observer,
     *,
     engine: LocalEngine | None = None,
+    network: Network | None = None,
     data_dir: Path | None = None,
     progress: Progress | None = None,
 ) -> Result:
-    """Train a task as `config` says, showing it in `view`; on an `engine` that is getting ready already, if given."""
+    """Train a task as `config` says, showing it in `view`; on an `engine` that is getting ready already, if given.
+
+    Otherwise the workers are put where `network` says; None is this machine.
+    """
     read_strategy(config.strategy)  # a mistake is answered before anything starts
-    engine = engine or LocalEngine()  # first of all: it takes a second to get ready
+    engine = engine or LocalEngine(network or LOOPBACK)  # first of all: it takes a second to get ready
     try:
         task = task.with_defaults().located(data_dir, progress)
         facts = task.facts()
@@ -205,7 +210,8 @@ class _Emitter:
 def _run(order: _Order) -> Result:
     started = time.monotonic()
     config, machine = order.config, Machine.here()
-    plan = make_plan(order.facts, config, machine, _resolve_device(config.device))
+    hosts = [host.name or machine.host for host in order.engine.network.hosts]
+    plan = make_plan(order.facts, config, machine, _resolve_device(config.device), hosts)
     run_dir, checkpoint, problems = _open_run_dir(config, plan)
     with closing(EventLog(run_dir)) as log, _payload_file(run_dir, order.what) as payload_path:
         emit = _Emitter(log, order.view)
@@ -242,7 +248,9 @@ def _conclude(
     what: Task | Script,
 ) -> Result:
     if outcome == "failed":
-        error = explain_failure(coordinator.supervision, plan, run_dir, coordinator.last_step, emit.last_checkpoint)
+        error = explain_failure(
+            coordinator.supervision, plan, run_dir, coordinator.last_step, emit.last_checkpoint, coordinator.evidence
+        )
         cause = coordinator.supervision.first_cause()
         emit(WorkerFailure(rank=cause.rank if cause else 0, message=str(error)))
         emit(RunEnded(reason="failed", message=str(error)))

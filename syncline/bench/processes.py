@@ -20,9 +20,9 @@ from pathlib import Path
 
 from syncline.errors import SynclineError
 
-__all__ = ["marked", "time_to_first_step"]
+__all__ = ["MARK", "end_all", "last_lines", "marked", "time_to_first_step"]
 
-_MARK = "SYNCLINE_BENCH_MARK"
+MARK = "SYNCLINE_BENCHMARK"
 _GRACE_S = 5.0
 _LAST_LINES = 40
 
@@ -40,7 +40,7 @@ def time_to_first_step(
     process = subprocess.Popen(
         command,
         cwd=folder,
-        env={**os.environ, **environment, _MARK: mark},
+        env={**os.environ, **environment, MARK: mark},
         stdin=subprocess.DEVNULL,
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
@@ -53,9 +53,9 @@ def time_to_first_step(
     except subprocess.TimeoutExpired:
         raise SynclineError(f"{_words(command)} did not end within {timeout_s:g} s.") from None
     finally:
-        _end(process, mark)
+        end_all(process, mark)
     if process.returncode != 0:
-        last_words = _tail(complaints or output)
+        last_words = last_lines(complaints or output)
         raise SynclineError(
             f"{_words(command)} ended with exit code {process.returncode}. Its last words:\n{last_words}"
         )
@@ -63,12 +63,12 @@ def time_to_first_step(
         done = _first_step(line)
         if done is not None:
             return done - started
-    raise SynclineError(f"{_words(command)} reported no first step. Its last words:\n{_tail(output + complaints)}")
+    raise SynclineError(f"{_words(command)} reported no first step. Its last words:\n{last_lines(output + complaints)}")
 
 
 def marked(mark: str) -> list[int]:
     """The live processes that carry this mark."""
-    wanted = f"{_MARK}={mark}".encode()
+    wanted = f"{MARK}={mark}".encode()
     found = []
     for entry in os.listdir("/proc"):
         if entry.isdigit():
@@ -92,7 +92,7 @@ def _first_step(line: str) -> float | None:
     return float(event["time"]) if is_it else None
 
 
-def _end(process: subprocess.Popen[str], mark: str) -> None:
+def end_all(process: subprocess.Popen[str], mark: str) -> None:
     """End what is left: asked politely first, because torchrun and Syncline then end their own."""
     with _uninterrupted():
         if process.poll() is None:
@@ -125,5 +125,6 @@ def _words(command: Sequence[str]) -> str:
     return f"'{' '.join(Path(part).name if os.path.isabs(part) else part for part in command[:6])} ...'"
 
 
-def _tail(text: str) -> str:
+def last_lines(text: str) -> str:
+    """What a command said last, for an error message."""
     return "\n".join(text.strip().splitlines()[-_LAST_LINES:]) or "(none)"

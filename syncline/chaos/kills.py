@@ -18,7 +18,7 @@ from pathlib import Path
 
 from syncline.chaos.processes import Process, processes_of, send, zygote_of
 from syncline.errors import ConfigError
-from syncline.telemetry.events import Event, Progress, RunEnded, RunStarted, Summary, WentOn, WorkerReady
+from syncline.telemetry.events import Event, Progress, RunEnded, RunStarted, Summary, WentOn, WorkerLost, WorkerReady
 from syncline.testing.faults import read_seconds
 
 __all__ = ["Kill", "Killer", "Rhythm", "choose", "read_rhythm"]
@@ -49,6 +49,10 @@ class Rhythm:
             raise ConfigError("Kills come every so many seconds or every so many steps. Give one of the two.")
         if not (self.seconds or self.steps or 0) > 0:
             raise ConfigError(f"Kills every {self} would never end; it must be more than 0.")
+
+    def draw(self, chance: random.Random) -> float:
+        """How long the next wait is, as a part of the average."""
+        return chance.uniform(0.5, 1.5)
 
     def __str__(self) -> str:
         return f"{self.seconds:g}s" if self.seconds is not None else f"{self.steps} steps"
@@ -86,7 +90,8 @@ def choose(
 class Killer:
     """Kills up to `most` processes of the run whose events it is told of; the same `seed` draws the same lots.
 
-    It begins when training does, and ends with the run or with `close`. `may_go_on` is asked before each kill.
+    It begins when training does, and ends with the run or with `close`. `may_go_on` is asked before each kill. With
+    `only_whole`, each wait begins when as many workers take part as at the start.
     """
 
     def __init__(
@@ -96,17 +101,19 @@ class Killer:
         most: int,
         seed: str,
         to_the_last: bool = False,
+        only_whole: bool = False,
         may_go_on: Callable[[], bool] = lambda: True,
     ) -> None:
         self.kills: list[Kill] = []
         """What was done so far; appended to by the killer's thread only."""
         self._rhythm, self._most, self._to_the_last, self._may_go_on = rhythm, most, to_the_last, may_go_on
-        self._chance = random.Random(seed)
+        self._only_whole, self._chance = only_whole, random.Random(seed)
         self._run_dir: Path | None = None
-        self._servers = range(0)
+        self._workers, self._servers = 0, range(0)
         self._ready: dict[int, int] = {}  # the worker's number -> its pid
         self._step = 0
-        self._trains, self._closed = threading.Event(), threading.Event()
+        self._trains, self._is_whole, self._closed = threading.Event(), threading.Event(), threading.Event()
+        self._is_whole.set()
         self._thread = threading.Thread(target=self._run, name="syncline-killer", daemon=True)
         self._thread.start()
 
@@ -114,16 +121,20 @@ class Killer:
         """Something happened in the run."""
         match event:
             case RunStarted():
-                workers = len(event.plan["workers"])
-                self._servers = range(workers, workers + event.plan["servers"])
+                self._workers = len(event.plan["workers"])
+                self._servers = range(self._workers, self._workers + event.plan["servers"])
                 self._run_dir = Path(event.run_dir)
             case WorkerReady():
                 self._ready[event.rank] = event.pid
             case Progress():
                 self._step = max(self._step, event.step)
                 self._trains.set()
+            case WorkerLost():
+                self._is_whole.clear()  # perhaps not by our doing
             case WentOn():
                 self._step = event.step  # it may have gone back
+                if len(event.members) >= self._workers:
+                    self._is_whole.set()
             case Summary() | RunEnded():
                 self._closed.set()
 
@@ -131,6 +142,7 @@ class Killer:
         """No more kills."""
         self._closed.set()
         self._trains.set()
+        self._is_whole.set()
         self._thread.join()
 
     def _run(self) -> None:
@@ -140,7 +152,9 @@ class Killer:
 
     def _wait(self) -> bool:
         """Until it is time for the next kill; False if there will be none."""
-        part = self._chance.uniform(0.5, 1.5)
+        if self._only_whole:
+            self._is_whole.wait()
+        part = self._rhythm.draw(self._chance)
         if self._rhythm.seconds is not None:
             return not self._closed.wait(part * self._rhythm.seconds)
         steps, before = max(1, round(part * (self._rhythm.steps or 1))), self._step
@@ -161,4 +175,5 @@ class Killer:
             return
         now, step = time.time(), self._step
         if send(found.pid, signal.SIGKILL, parent=zygote):
+            self._is_whole.clear()  # long before another can have taken its place
             self.kills.append(Kill(now, found.number, found.pid, step))

@@ -16,12 +16,13 @@ from syncline.chaos.score import Card, Recovery, Row, Times
 from syncline.telemetry.run_dir import RunDir
 from syncline.view.words import count, duration, headline, metric
 
-__all__ = ["as_dict", "as_lines", "in_words", "write"]
+__all__ = ["as_dict", "as_lines", "in_words", "times_in_words", "write"]
 
 _FORMAT = 1
 _QUICKLY_S = 0.5
 """What was noticed sooner than this is not worth telling one by one."""
 _MOST_TOLD = 12
+_MOST_STRAYS = 5
 """So many blows are told one by one; of more than that, only those that did not end well."""
 
 
@@ -33,11 +34,11 @@ def as_lines(card: Card, machine: BenchMachine) -> Iterator[str]:
     yield from _table(card)
     yield ""
     if total.went_on is not None:
-        yield f"From a blow to the next step that counts: {_times(total.went_on)}."
+        yield f"From a blow to the next step that counts: {times_in_words(total.went_on)}."
     if total.noticed is not None:
-        yield f"Until it was noticed: {_times(total.noticed)}."
+        yield f"Until it was noticed: {times_in_words(total.noticed)}."
     if total.whole is not None:
-        yield f"Until all workers were there again: {_times(total.whole)}."
+        yield f"Until all workers were there again: {times_in_words(total.whole)}."
     if total.redone:
         yield f"Steps that were done again: {total.redone:,}."
     yield from _spread_of_seeds(card)
@@ -48,8 +49,10 @@ def as_lines(card: Card, machine: BenchMachine) -> Iterator[str]:
             yield f"{score.strategy} (seed {score.seed}) {score.outcome}: {headline(score.why)}  {score.run_dir or ''}"
         if score.samples is not None and not score.samples.is_clean:
             yield from (f"{score.strategy} (seed {score.seed}): {line}" for line in score.samples.words)
-        for stray in score.strays:
+        for stray in score.strays[:_MOST_STRAYS]:
             yield f"{score.strategy} (seed {score.seed}): {stray}, though nothing was done to it  {score.run_dir}"
+        if more := score.strays[_MOST_STRAYS:]:
+            yield f"{score.strategy} (seed {score.seed}): and {len(more):,} more like that."
         for fault in score.missed:
             yield f"{score.strategy} (seed {score.seed}): it never came to '{fault}'."
     yield from (f"{name} was left out: {headline(why)}" for name, why in card.left_out.items())
@@ -100,6 +103,13 @@ def in_words(recovery: Recovery) -> str:
     if recovery.redone:
         said += f", {count(recovery.redone, 'step')} back"
     return f"{blow.what}{where}: {said}"
+
+
+def times_in_words(times: Times) -> str:
+    """`p50 74 ms, p95 197 ms, longest 298 ms (50 times)`."""
+    if times.count == 1:
+        return _time(times.most)
+    return f"p50 {_time(times.p50)}, p95 {_time(times.p95)}, longest {_time(times.most)} ({times.count} times)"
 
 
 def _table(card: Card) -> Iterator[str]:
@@ -163,12 +173,6 @@ def _verdict(card: Card, total: Row) -> str:
     kept = "0 samples lost, 0 used twice" if total.lost is not None else "no account of samples was kept"
     ended = "every run came to its end" if total.finished == total.runs else "so far nothing was amiss"
     return f"{begun + ': ' if begun else ''}0 hangs, {kept}, {ended}."
-
-
-def _times(times: Times) -> str:
-    if times.count == 1:
-        return _time(times.most)
-    return f"p50 {_time(times.p50)}, p95 {_time(times.p95)}, longest {_time(times.most)} ({times.count} times)"
 
 
 def _time(seconds: float) -> str:

@@ -42,6 +42,8 @@ class Blow:
     step: int
     is_deadly: bool = True
     """Whether no process outlives it."""
+    also: tuple[int, ...] = ()
+    """The numbers of others whom it hit: those behind the same link."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -95,10 +97,10 @@ def _recovery(events: Sequence[Event], blow: Blow, outcome: RunOutcome, workers:
 
 def stray_losses(events: Iterable[Event], blows: Iterable[Blow]) -> list[WorkerLost]:
     """Who was lost though nothing was done to it: a survivor that did not survive, say."""
-    unused, strays = sorted(blows, key=lambda blow: blow.time), []
+    unused, strays = sorted((blow.time, number) for blow in blows for number in (blow.number, *blow.also)), []
     for event in events:
         if isinstance(event, WorkerLost):
-            cause = next((b for b in reversed(unused) if b.number == event.rank and b.time <= event.time), None)
+            cause = next((b for b in reversed(unused) if b[1] == event.rank and b[0] <= event.time), None)
             if cause is not None:
                 unused.remove(cause)
             else:

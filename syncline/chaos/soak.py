@@ -9,19 +9,17 @@ Everything random follows from the seed: round r trains with seed + r, and kills
 
 from __future__ import annotations
 
-import signal
-import socket
 import sys
 import tempfile
-import threading
 import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 
 from syncline.bench.machine import BenchMachine
 from syncline.chaos.attack import attack, train_unharmed
+from syncline.chaos.ctrl_c import ctrl_c_seen
 from syncline.chaos.kills import Killer, Rhythm
 from syncline.chaos.limit import Limit
 from syncline.chaos.report import write
@@ -34,6 +32,7 @@ from syncline.strategies.reading import read_strategy
 from syncline.task import Task
 from syncline.telemetry.run_dir import RunDir
 from syncline.testing.faults import Fault
+from syncline.testing.namespaces import Namespaces
 from syncline.view.words import count, duration
 
 __all__ = ["Settings", "soak"]
@@ -61,6 +60,8 @@ class Settings:
     """So long without progress is a hang."""
     limit_s: float = 3600.0
     """No run may take longer."""
+    namespaces: int = 0
+    """How many network namespaces the workers and servers are dealt out to; 0 leaves them where the driver is."""
 
     def __post_init__(self) -> None:
         if self.kills < 0:
@@ -71,6 +72,11 @@ class Settings:
             raise ConfigError("Nothing would be done to the run: --kills is 0 and no --fault is given. Give one.")
         if not self.hang_s > 0 or not self.limit_s > 0:
             raise ConfigError("--hang-after and --limit must be more than 0.")
+        if self.namespaces < 0 or self.namespaces == 1:
+            raise ConfigError(
+                f"--namespaces is {self.namespaces}, but must be 2 or more: inside one there is no network between the "
+                "workers. Leave it out to keep them where this command runs."
+            )
 
 
 def soak(
@@ -96,19 +102,25 @@ def soak(
         if fault.rank is not None and not fault.is_server and fault.rank >= config.workers:
             raise ConfigError(f"'{fault}' would never happen: the run has workers 0 to {config.workers - 1}.")
     _check_place(out)
-    task = task.with_defaults().located(data_dir, download_progress)
-    facts = task.facts()
-    folder = RunDir.new(Path("runs"), f"chaos-{time.strftime('%Y%m%d-%H%M%S')}", exact=False).path
-    what = f"{facts.model} on {facts.data}, {count(config.workers, 'worker')}"
-    card = Card(what, command, config.seed, settings.kills, settings.strategies)
-    teller: Teller = JsonTeller(sys.stdout) if as_json else TextTeller(sys.stdout, sys.stderr)
-    course = _Course(task, config, settings, card, teller, folder, out if out is not None else folder / "score.txt")
-    teller.began(card)
-    with _ctrl_c_seen() as was_stopped:
-        try:
-            course.run(may_go_on=lambda: not was_stopped())
-        except KeyboardInterrupt:
-            card.is_interrupted = True
+    in_namespaces: AbstractContextManager[Namespaces | None] = (
+        Namespaces(settings.namespaces) if settings.namespaces else nullcontext()
+    )
+    with in_namespaces as namespaces:
+        task = task.with_defaults().located(data_dir, download_progress)
+        facts = task.facts()
+        folder = RunDir.new(Path("runs"), f"chaos-{time.strftime('%Y%m%d-%H%M%S')}", exact=False).path
+        where = f" in {settings.namespaces} network namespaces" if settings.namespaces else ""
+        what = f"{facts.model} on {facts.data}, {count(config.workers, 'worker')}{where}"
+        card = Card(what, command, config.seed, settings.kills, settings.strategies)
+        teller: Teller = JsonTeller(sys.stdout) if as_json else TextTeller(sys.stdout, sys.stderr)
+        file = out if out is not None else folder / "score.txt"
+        course = _Course(task, config, settings, card, teller, folder, file, namespaces)
+        teller.began(card)
+        with ctrl_c_seen() as was_stopped:
+            try:
+                course.run(may_go_on=lambda: not was_stopped())
+            except KeyboardInterrupt:
+                card.is_interrupted = True
     course.write()
     teller.ended(card, course.machine, course.file)
     if card.is_interrupted:
@@ -124,14 +136,22 @@ class _Course:
     """The runs of a soak, one after the other."""
 
     def __init__(
-        self, task: Task, config: RunConfig, settings: Settings, card: Card, teller: Teller, folder: Path, file: Path
+        self,
+        task: Task,
+        config: RunConfig,
+        settings: Settings,
+        card: Card,
+        teller: Teller,
+        folder: Path,
+        file: Path,
+        namespaces: Namespaces | None,
     ) -> None:
         self.machine = BenchMachine.here()
         self.file = file
         self.complaint = ""
         """Why not everything could be done that was wanted."""
         self._task, self._config, self._settings = task, config, settings
-        self._card, self._teller, self._folder = card, teller, folder
+        self._card, self._teller, self._folder, self._namespaces = card, teller, folder, namespaces
         self._kills = self._blows = 0
 
     def run(self, may_go_on: Callable[[], bool]) -> None:
@@ -176,7 +196,7 @@ class _Course:
             seed = self._config.seed + number
             self._teller.runs(strategy, seed, is_reference=True, left=0)
             config = self._config_of(strategy, seed, f"unharmed-{number + 1}")
-            found = train_unharmed(self._task, config, self._teller, self._limit())
+            found = train_unharmed(self._task, config, self._teller, self._limit(), self._namespaces)
             if not isinstance(found, Reference):
                 self._card.scores.append(found)
                 self._teller.scored(found)
@@ -199,7 +219,7 @@ class _Course:
         config = self._config_of(strategy, seed, f"run-{number + 1}")
         score, stopped = attack(
             self._task, config, self._teller, self._limit(), killer, settings.faults,
-            hang_s=settings.hang_s, before=self._blows,
+            hang_s=settings.hang_s, before=self._blows, namespaces=self._namespaces,
         )  # fmt: skip
         self._kills += len(killer.kills)
         self._blows += len(score.recoveries)
@@ -220,30 +240,6 @@ class _Course:
             strategy=strategy, seed=seed, out=str(self._folder), name=f"{place:02}-{file_name}-{name}",
             most_losses=_ENDLESS, resume=None,
         )  # fmt: skip
-
-
-@contextmanager
-def _ctrl_c_seen() -> Iterator[Callable[[], bool]]:
-    """Whether Ctrl-C was pressed, whoever takes it: a run that saves its work should be left alone by then."""
-    if threading.current_thread() is not threading.main_thread():
-        yield lambda: False  # only the main thread can take signals
-        return
-    reader, writer = socket.socketpair()
-    with reader, writer:
-        reader.setblocking(False)
-        writer.setblocking(False)
-        before = signal.set_wakeup_fd(writer.fileno(), warn_on_full_buffer=False)
-        try:
-            yield lambda: _holds(reader, {signal.SIGINT, signal.SIGTERM})
-        finally:
-            signal.set_wakeup_fd(before)
-
-
-def _holds(reader: socket.socket, signals: set[signal.Signals]) -> bool:
-    try:
-        return bool(signals & set(reader.recv(4096, socket.MSG_PEEK)))
-    except BlockingIOError:
-        return False
 
 
 def _check_place(out: Path | None) -> None:

@@ -20,12 +20,22 @@ from syncline.view.state import RunState
 from syncline.view.stream import unbreakable
 from syncline.view.words import clean, count, duration, headline, rate
 
-__all__ = ["JsonTeller", "Teller", "TextTeller"]
+__all__ = ["JsonTeller", "RunTeller", "Teller", "TextTeller"]
 
 _DRAW_EVERY_S = 0.2
 
 
-class Teller(Protocol):
+class RunTeller(Protocol):
+    """Is told of one run in order, by one thread."""
+
+    def happened(self, state: RunState, event: Event) -> None:
+        """Something happened in it."""
+
+    def settled(self, recovery: Recovery, number: int) -> None:
+        """It is known what came of a blow, the `number`-th of all."""
+
+
+class Teller(RunTeller, Protocol):
     """Is told of everything in order, by one thread."""
 
     def began(self, card: Card) -> None:
@@ -33,12 +43,6 @@ class Teller(Protocol):
 
     def runs(self, strategy: str, seed: int, *, is_reference: bool, left: int) -> None:
         """A run starts; `left` kills are still to be made."""
-
-    def happened(self, state: RunState, event: Event) -> None:
-        """Something happened in it."""
-
-    def settled(self, recovery: Recovery, number: int) -> None:
-        """It is known what came of a blow, the `number`-th of all."""
 
     def unharmed(self, reference: Reference) -> None:
         """A run to which nothing was done has ended."""

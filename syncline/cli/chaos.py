@@ -60,6 +60,10 @@ def chaos(
         str, typer.Option(metavar="TIME", help="A run without progress for so long hangs: it is ended.")
     ] = "60s",
     limit: Annotated[str, typer.Option(metavar="TIME", help="The longest that one run may take.")] = "60min",
+    namespaces: Annotated[
+        int | None,
+        typer.Option(metavar="N", help="Put workers and servers into N network namespaces, in turn. Needs root."),
+    ] = None,
     out: Annotated[
         Path | None,
         typer.Option(metavar="FILE", help="The score as text, with JSON beside it. Default: in runs/chaos-TIME."),
@@ -91,11 +95,16 @@ def chaos(
     'cut worker 1 at step 30 for 5s', 'fill the disk at step 20 for 5s',
     'lose 10% of packets to worker 1 at step 30 for 5s'
 
+    With --namespaces N, worker k is behind the link of namespace k mod N, and
+    so on with the servers; they share no memory, and 'cut' takes the whole link
+    away. For root; nothing of it is left when the command ends.
+
     Ctrl-C stops, and shows the score by then.
 
     syncline chaos lenet --data mnist --workers 4 --kills 50 --every 3s --seed 7
     syncline chaos mlp --data digits --epochs 60 --all-strategies --kills 48 --every 500ms
     syncline chaos mlp --data digits --epochs 60 --fault 'stop worker 1 at step 50'
+    sudo syncline chaos mlp --data digits -w 3 --epochs 60 --namespaces 3 --fault 'cut worker 1 at step 30 for 5s'
     """
     from syncline.chaos.kills import read_rhythm
     from syncline.chaos.soak import Settings, soak
@@ -120,6 +129,7 @@ def chaos(
         to_the_last=to_the_last,
         hang_s=read_seconds(hang_after),
         limit_s=read_seconds(limit),
+        namespaces=namespaces if namespaces is not None else 0,
     )
     try:
         soak(

@@ -251,7 +251,8 @@ def strategies(
 
 @app.command(
     epilog="Suites: startup (command to first training step), overhead (the built-in loop's cost per step), servers "
-    "(parameter servers, against gloo), stragglers (what slow workers cost)."
+    "(parameter servers, against gloo), stragglers (what slow workers cost), recovery (what a killed worker "
+    "costs), tolerance (what being ready for that costs)."
 )
 def bench(
     suites: Annotated[

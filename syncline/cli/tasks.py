@@ -8,7 +8,8 @@ from __future__ import annotations
 import dataclasses
 import importlib.util
 import sys
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -16,8 +17,9 @@ from syncline.config.run import RunConfig
 from syncline.config.spec import Spec
 from syncline.config.toml import read_run_file
 from syncline.data import named
-from syncline.errors import ConfigError, UnknownName, nearest
+from syncline.errors import ConfigError, SynclineError, UnknownName, nearest
 from syncline.task import Task
+from syncline.workers.failure import describe_failure
 from syncline.zoo import registry as zoo
 
 __all__ = ["FoundTask", "find_task"]
@@ -88,7 +90,8 @@ def _task_of_python(what: str) -> Task:
     path = Path(file_name)
     if not path.is_file():
         raise ConfigError(f"There is no file {path}.")
-    module = _import_file(path)
+    with _told_by_file(path):
+        module = _import_file(path)
     if not name:
         tasks = [n for n, v in vars(module).items() if isinstance(v, Task)]
         if len(tasks) != 1:
@@ -101,12 +104,25 @@ def _task_of_python(what: str) -> Task:
         hint = f" Did you mean {path}:{close[0]}?" if close else ""
         raise ConfigError(f"{path} has no {name!r}.{hint}")
     if callable(found_task) and not isinstance(found_task, Task):
-        found_task = found_task()
+        with _told_by_file(path):
+            found_task = found_task()
     if not isinstance(found_task, Task):
         raise ConfigError(
             f"{what} is a {type(found_task).__name__}, not a syncline.Task nor a function that returns one."
         )
     return found_task
+
+
+@contextmanager
+def _told_by_file(path: Path) -> Iterator[None]:
+    """An exception in the user's file is told first, and without the way through this command to it."""
+    try:
+        yield
+    except SynclineError:
+        raise  # the message says it all
+    except Exception as error:
+        told = describe_failure(error, rank=0, step=0, samples=[])
+        raise ConfigError(f"{path} raised {told.kind}: {told.message}\n\n{told.traceback.rstrip()}") from error
 
 
 def _import_file(path: Path) -> Any:

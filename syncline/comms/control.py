@@ -52,7 +52,10 @@ class Ticket(msgspec.Struct, frozen=True, kw_only=True):
     rank: int
     life: int = 0
     """How many processes have had this rank before: more than none for one that replaces another."""
+    host: str = "127.0.0.1"
+    """The address at which the others reach this process, and at which it listens."""
     address: str
+    """The coordinator's."""
     server_key: str
     public_key: str
     secret_key: str
@@ -239,6 +242,7 @@ _encoder = msgspec.msgpack.Encoder()
 _from_worker: msgspec.msgpack.Decoder[FromWorker] = msgspec.msgpack.Decoder(FromWorker)
 _to_worker: msgspec.msgpack.Decoder[ToWorker] = msgspec.msgpack.Decoder(ToWorker)
 
+_CONNECT_MS = 2000  # then anew: the kernel would wait longer each time for an answer from a network that was cut
 _HANDSHAKE_MS = 5000  # who is late is cut off; ZeroMQ lets a worker try again by itself
 _LONGEST_MESSAGE = 4 * 1024 * 1024  # what is longer ends the connection; a stranger may send that much, too
 _BACKLOG = 1024  # connections that nobody has taken yet
@@ -312,6 +316,7 @@ class ControlClient:
         self._socket.curve_publickey = ticket.public_key.encode()
         self._socket.curve_secretkey = ticket.secret_key.encode()
         self._socket.linger = 2000
+        self._socket.connect_timeout = _CONNECT_MS
         self._socket.connect(ticket.address)
 
     def send(self, message: FromWorker) -> None:

@@ -3,12 +3,23 @@
 Here: `ProcessGroup`, a `Collective` on torch's own process groups. Not here: the store through which the ranks find
 each other, which lives with the coordinator (`store.py`), so that no worker's death takes it away.
 
+gloo cannot be told to give up a call: it waits for the other end of a connection, or until the time of the exchange is
+over, and a host that vanishes closes no connection. So each group knows which connections gloo has opened for it, and
+`abort` ends them. That is not always enough: what gloo is about to send at the moment when a connection ends it
+forgets, and then waits for it in vain. A call that has not ended soon after the abort is left behind, with its group.
+
 The first group is torch's default one. Those split from it are made directly, not by `dist.new_group`: that one counts
 the groups of the whole process to name a new one, so ranks that were split apart before could no longer agree on names.
 """
 
 from __future__ import annotations
 
+import contextlib
+import os
+import queue
+import socket
+import threading
+import time
 from collections.abc import Callable, Mapping
 from datetime import timedelta
 from typing import Any
@@ -18,13 +29,29 @@ import torch.distributed as dist
 from torch.distributed import PrefixStore, Store  # type: ignore[attr-defined]  # torch does not export them by name
 
 from syncline.comms.collective import Collective, Solo, check_mixing, mixed, takers
+from syncline.comms.sockets import connections, interface_of
 from syncline.errors import ConfigError, PeerLost
 
 __all__ = ["ProcessGroup"]
 
+_CONNECT_S = 20.0
+"""How long the ranks, all of them there, may take to connect: gloo cannot be called off while it does."""
+_CONNECT_MORE_S = 0.1
+"""And so much longer for each of them."""
+_LOOK_EVERY_S = 0.1
+"""How often a call that goes on looks whether it should."""
+_GRACE_S = 0.25
+"""How long gloo has to notice that its connections have ended."""
+_left_behind: list[object] = []
+"""Groups with a call that did not end. Whoever takes one apart waits for that call."""
+
 
 class ProcessGroup:
-    """A `Collective` over a new default process group of torch.distributed, or over `group`, which it then owns."""
+    """A `Collective` over a new default process group of torch.distributed, or over `group`, which it then owns.
+
+    `host` is the address at which the other ranks reach this one; without it, torch's own settings decide.
+    `should_stop` says when there is nobody to wait for any more, also before anybody could call `abort`.
+    """
 
     def __init__(
         self,
@@ -34,18 +61,26 @@ class ProcessGroup:
         size: int,
         device: torch.device,
         timeout_s: float = 300.0,
+        host: str | None = None,
+        should_stop: Callable[[], bool] = lambda: False,
         group: Any = None,
+        opened: frozenset[int] = frozenset(),
     ) -> None:
         self.rank, self.size = rank, size
         self.bytes_sent = 0
         self._store, self._device, self._timeout_s = store, device, timeout_s
         self._group = group  # None is torch's default group
+        self._opened = opened  # connections, by their numbers in the kernel
+        self._should_stop = should_stop
         self._aborted = False
+        self._leaves_at: float | None = None
+        self._is_left = False
         self._splits = 0
         self._children: list[Collective] = []
         if group is None:
-            backend, timeout = "nccl" if device.type == "cuda" else "gloo", timedelta(seconds=timeout_s)
-            self._do(lambda: dist.init_process_group(backend, store=store, rank=rank, world_size=size, timeout=timeout))
+            before = _open_connections()
+            self._do(lambda: self._init(host))
+            self._opened = _open_connections() - before
             self.barrier()  # who left now would look, to one that is still connecting, as if it had died
 
     def allocate(self, numel: int, dtype: torch.dtype, device: torch.device) -> torch.Tensor:
@@ -67,7 +102,7 @@ class ProcessGroup:
         contiguous = data.contiguous()  # gloo would take the memory of a strided tensor as it lies, gaps included
         if weight != 1.0:
             contiguous.mul_(weight)
-        self._do(lambda: dist.all_reduce(contiguous, group=self._group))
+        self._do(lambda: dist.all_reduce(contiguous, group=self._group, async_op=True))
         if contiguous.data_ptr() != data.data_ptr():
             data.copy_(contiguous)
 
@@ -80,7 +115,7 @@ class ProcessGroup:
         values = {self.rank: data.contiguous()}
         weights = mixing[self.rank]
         values |= {r: torch.empty_like(values[self.rank]) for r in weights if r != self.rank}
-        self._do(lambda: self._talk(values, to if tensor.numel() else []))
+        self._do(lambda: self._apart(lambda: self._talk(values, to if tensor.numel() else [])))
         data.copy_(mixed(values, weights))
 
     def _talk(self, values: Mapping[int, torch.Tensor], to: list[int]) -> None:
@@ -102,7 +137,7 @@ class ProcessGroup:
         self.bytes_sent += tensor.nbytes if self.rank == source else 0
         data = tensor.detach()
         contiguous = data.contiguous()
-        self._do(lambda: dist.broadcast(contiguous, group=self._group, group_src=source))
+        self._do(lambda: dist.broadcast(contiguous, group=self._group, group_src=source, async_op=True))
         if contiguous.data_ptr() != data.data_ptr():
             data.copy_(contiguous)
 
@@ -113,7 +148,8 @@ class ProcessGroup:
 
     def barrier(self) -> None:
         """Wait for every rank."""
-        self._do(lambda: dist.all_reduce(torch.zeros(1, device=self._device), group=self._group))
+        nothing = torch.zeros(1, device=self._device)
+        self._do(lambda: dist.all_reduce(nothing, group=self._group, async_op=True))
 
     def split(self, color: int) -> Collective:
         """A process group of its own for each color, through the same store; none for a rank alone."""
@@ -129,33 +165,64 @@ class ProcessGroup:
         return child
 
     def abort(self) -> None:
-        """Later calls raise at once; a call in progress ends when the peer's connection does (gloo cannot be woken)."""
+        """Make calls in progress and later ones raise, here and at the ranks that are connected to this one."""
         self._aborted = True
         for child in self._children:
             child.abort()
+        for number, connection in connections() if self._opened else ():
+            if number in self._opened:
+                # As if the other end had closed it. Who could not write any more either would more often come upon what
+                # gloo forgets.
+                with contextlib.suppress(OSError):  # the other end, or gloo, was quicker
+                    connection.shutdown(socket.SHUT_RD)
 
     def close(self) -> None:
         """Leave the process group."""
         for child in self._children:
             child.close()
         self._children.clear()
+        if self._is_left:
+            _left_behind.append(self._group if self._group is not None else dist.group.WORLD)
         if self._group is not None:
             self._group = None  # frees the connections
             self._aborted = True  # or a later call would go to the default group
         elif dist.is_initialized():
             dist.destroy_process_group()
 
+    def _init(self, host: str | None) -> None:
+        """Make torch's default group."""
+        store, rank, size, timeout = self._store, self.rank, self.size, timedelta(seconds=self._timeout_s)
+        if self._device.type == "cuda":
+            dist.init_process_group("nccl", store=store, rank=rank, world_size=size, timeout=timeout)
+            return
+        if host is not None and (interface := interface_of(host)) is not None:
+            os.environ["GLOO_SOCKET_IFNAME"] = interface  # for this group, and for those split from it
+        # Some may still be busy elsewhere, and that can take long; a wait for the store can be called off.
+        store.set(f"here/{rank}", "")
+        store.wait([f"here/{r}" for r in range(size)], timeout)
+        dist.init_process_group("gloo", store=store, rank=rank, world_size=size, timeout=_time_to_connect(size))
+        dist.distributed_c10d._set_pg_timeout(timeout)
+
     def _connect(self, members: list[int], store: Store) -> ProcessGroup:
         rank, size, timeout = members.index(self.rank), len(members), timedelta(seconds=self._timeout_s)
         groups: list[Any] = []
+        before = _open_connections()
         if self._device.type == "cuda":
             options = dist.ProcessGroupNCCL.Options()
             options._timeout = timeout
             self._do(lambda: groups.append(dist.ProcessGroupNCCL(store, rank, size, options)))
         else:
-            self._do(lambda: groups.append(dist.ProcessGroupGloo(store, rank, size, timeout)))
+            self._do(lambda: groups.append(dist.ProcessGroupGloo(store, rank, size, _time_to_connect(size))))
+            groups[0]._set_default_timeout(timeout)
         child = ProcessGroup(
-            store, rank=rank, size=size, device=self._device, timeout_s=self._timeout_s, group=groups[0]
+            store,
+            rank=rank,
+            size=size,
+            device=self._device,
+            timeout_s=self._timeout_s,
+            should_stop=self._should_stop,
+            group=groups[0],
+            opened=_open_connections() - before,
         )
         child.barrier()  # NCCL wants its first call made by all, which a `mix_` may not be
         return child
@@ -163,7 +230,7 @@ class ProcessGroup:
     def _gather(self, payload: bytes) -> list[bytes]:
         length = torch.tensor([len(payload)], device=self._device)
         lengths = [torch.zeros_like(length) for _ in range(self.size)]
-        self._do(lambda: dist.all_gather(lengths, length, group=self._group))
+        self._do(lambda: dist.all_gather(lengths, length, group=self._group, async_op=True))
         counts = [int(n) for n in lengths]
         longest = max(counts)
         if longest == 0:
@@ -173,13 +240,78 @@ class ProcessGroup:
             mine[: len(payload)] = torch.frombuffer(bytearray(payload), dtype=torch.uint8)
         mine = mine.to(self._device)
         parts = [torch.zeros_like(mine) for _ in range(self.size)]
-        self._do(lambda: dist.all_gather(parts, mine, group=self._group))
+        self._do(lambda: dist.all_gather(parts, mine, group=self._group, async_op=True))
         return [bytes(p[:n].cpu().numpy()) for p, n in zip(parts, counts, strict=True)]
 
-    def _do(self, call: Callable[[], object]) -> None:
+    def _do(self, call: Callable[[], Any]) -> None:
+        """Make a call of torch.distributed, and see the work that it gives, if any, to its end."""
         if self._aborted:
             raise PeerLost("The exchange was aborted because another worker is gone.")
         try:
+            work = call()
+            if work is not None:
+                self._await(work)
+        except (RuntimeError, ValueError) as error:  # gloo reports a lost peer as a plain RuntimeError
+            # Where torch did not register the group itself, its own logging of that error raises another one.
+            lost = error.__context__ if isinstance(error, ValueError) else error
+            if not isinstance(lost, RuntimeError):
+                raise
+            self.abort()  # others may be waiting for this rank, and not know of the one that is lost
+            raise PeerLost(f"The exchange failed: {lost}") from lost
+
+    def _await(self, work: Any) -> None:
+        if self._device.type == "cuda":
+            work.wait()  # it is in the stream's order; NCCL looks after its own time
+            return
+        while True:
+            try:
+                work.wait(timedelta(seconds=_LOOK_EVERY_S))
+                return
+            except RuntimeError:
+                if work.is_completed():
+                    work.wait()  # raises what went wrong, if anything has
+                    return
+                self._leave_if_over()
+
+    def _apart(self, call: Callable[[], object]) -> None:
+        """A call that waits inside gloo, in a thread of its own, so that it can be left behind."""
+        if self._device.type == "cuda":
             call()
-        except RuntimeError as error:  # gloo reports a lost peer as a plain RuntimeError
-            raise PeerLost(f"The exchange failed: {error}") from error
+            return
+        outcome: queue.SimpleQueue[BaseException | None] = queue.SimpleQueue()
+
+        def run() -> None:
+            try:
+                call()
+                outcome.put(None)
+            except BaseException as error:
+                outcome.put(error)
+
+        threading.Thread(target=run, name="gloo-call", daemon=True).start()
+        while True:
+            with contextlib.suppress(queue.Empty):
+                error = outcome.get(timeout=_LOOK_EVERY_S)
+                break
+            self._leave_if_over()
+        if error is not None:
+            raise error
+
+    def _leave_if_over(self) -> None:
+        """A call goes on: end it if there is nobody to wait for any more, and leave it if it has not ended by then."""
+        if not self._aborted and not self._should_stop():
+            return
+        now = time.monotonic()
+        if self._leaves_at is None:
+            self.abort()
+            self._leaves_at = now + _GRACE_S
+        elif now > self._leaves_at:
+            self._is_left = True
+            raise PeerLost("The exchange was given up because another worker is gone.")
+
+
+def _time_to_connect(size: int) -> timedelta:
+    return timedelta(seconds=_CONNECT_S + _CONNECT_MORE_S * size)
+
+
+def _open_connections() -> frozenset[int]:
+    return frozenset(number for number, _ in connections())

@@ -47,7 +47,7 @@ from syncline.comms.control import (
 )  # fmt: skip
 from syncline.comms.layout import ControlLayout
 from syncline.comms.segment import Segment, why_not_supported
-from syncline.coordinator.cause import memory_evidence
+from syncline.coordinator.evidence import Evidence
 from syncline.coordinator.membership import KillOne, Launch, Membership, Publish, View
 from syncline.coordinator.output import LogFollower
 from syncline.coordinator.pace import Pace
@@ -71,7 +71,6 @@ from syncline.telemetry.run_dir import RunDir
 
 __all__ = ["Coordinator"]
 
-_LOOPBACK = "127.0.0.1"
 _TICK_MS = 50
 
 
@@ -93,15 +92,14 @@ class Coordinator:
         self.membership = Membership(
             plan.size,
             plan.servers,
-            # A loop of the user's own is somewhere in their code; only they know how to go on from there.
-            policy="stop" if plan.kind == "own-loop" else plan.on_loss,
+            policy=plan.on_loss,
             least=2 if plan.held_out else 1,
             most_losses=plan.most_losses,
         )
         self.supervision = Supervision(self.membership)
         self._pace = Pace()
         self.last_step = 0
-        self._server = ControlServer(_LOOPBACK)
+        self._server = ControlServer(engine.network.driver)
         self._control: Segment | None = None
         self._view = self._open(self.membership.view)
         self._store: tuple[Any, int] | None = None
@@ -112,6 +110,7 @@ class Coordinator:
         self._ledger = LedgerFile(run_dir.ledger)
         self._has_told_of_ledger = False
         self._requests = RequestBox(run_dir.path)
+        self.evidence = Evidence(run_dir)
 
     def run(self) -> End:
         """Launch the workers and see them through to the end."""
@@ -157,6 +156,7 @@ class Coordinator:
     def _on_message(self, message: FromWorker) -> list[Instruction]:
         now = time.monotonic()
         if isinstance(message, Hello):
+            self.evidence.on_hello(message.rank, message.pid)
             is_late = self.membership.life_of(message.rank) > 0 or message.rank >= self._plan.processes
             self._server.send(message.rank, self._welcome(None if is_late else self._view))
         elif isinstance(message, Ready):
@@ -177,7 +177,7 @@ class Coordinator:
         elif isinstance(message, LedgerLine):
             self._take_ledger_line(message)
         elif isinstance(message, StoreRequest):
-            self._server.send(message.rank, StoreAddress(_LOOPBACK, self._store_port()))
+            self._server.send(message.rank, StoreAddress(self._engine.network.driver, self._store_port()))
         elif isinstance(message, MeetingCall):
             for rank in self._view.members:
                 self._server.send(rank, Meet(message.view, message.number))
@@ -218,6 +218,7 @@ class Coordinator:
         elif isinstance(instruction, Kill):
             self._engine.kill()
         elif isinstance(instruction, KillOne):
+            self.evidence.before_kill(instruction.number)
             self._engine.kill(instruction.number)
         elif isinstance(instruction, Lost):
             self._tell_of_loss(instruction)
@@ -245,22 +246,21 @@ class Coordinator:
         return ViewOf(view.number, list(view.members), self._control.address if self._control else None)
 
     def _tell_of_loss(self, lost: Lost) -> None:
-        if lost.hung:
-            how = f"{lost.hung} and was ended"
-        elif isinstance(lost.cause, Exit):
-            how = lost.cause.in_words() + memory_evidence(lost.cause)
+        if isinstance(lost.cause, Exit):
+            how, step, detail = self.evidence.how_it_ended(lost.cause, lost.hung), self.last_step, ""
         else:
-            how = f"raised {lost.cause.kind}"
+            how, step = f"raised {lost.cause.kind}", lost.cause.step
+            detail = lost.cause.traceback or lost.cause.message
         left = len(self.membership.view.members)
         self._emit(
             WorkerLost(
                 rank=lost.cause.rank,
                 name=self._plan.name_of(lost.cause.rank),
                 cause=how,
-                step=self.last_step,
+                step=step,
                 workers=left,
                 is_replaced=lost.replaced,
-                detail=lost.cause.traceback if isinstance(lost.cause, Failed) else "",
+                detail=detail,
             )
         )
 
@@ -296,7 +296,7 @@ class Coordinator:
         if self._store is None:
             from syncline.comms.store import host_store
 
-            self._store = host_store(_LOOPBACK, bytes.fromhex(self._secret))
+            self._store = host_store(self._engine.network.driver, bytes.fromhex(self._secret))
         return self._store[1]
 
     def _pass_on_output(self, *, to_the_end: bool = False) -> None:

@@ -128,8 +128,7 @@ def audit(lines: Iterable[Line]) -> Audit:
         elif isinstance(line, Closed) and state.opened is not None:
             end = Position(*line.at)
             state.claim(end, line.makeup, state.opened.count)
-            # A run that was stopped makes up for it when it goes on; one that is through never will.
-            put_off = list(line.makeup) if end.epoch < state.opened.epochs else []
+            put_off = list(line.makeup) if line.stopped_early else []
     if state.opened is None:
         return Audit((), 0, 0, is_complete=False)
     accounts = []

@@ -1,7 +1,7 @@
 """What became of every sample: who used it when, and what the run's state holds of it.
 
 Here: pure data and its text form; `Tally` adds up, in a worker, the ranges that it has used. Not here: the file
-(`ledger_file.py`), what it proves (`audit.py`), and when a worker tells what it has used (`workers/job.py`).
+(`ledger_file.py`), what it proves (`audit.py`), and when a worker tells what it has used (`workers/course.py`).
 
 Lines of the ledger, in the order in which they happened:
 
@@ -46,7 +46,8 @@ class Opened(msgspec.Struct, frozen=True, tag="opened", omit_defaults=True):
     """The position: epoch, cursor, step, extra."""
     count: int
     batch: int
-    epochs: int
+    epochs: int | None
+    """None: a loop of the user's own decides."""
     makeup: list[Range] = []
     went_back: bool = False
     """Whether the members went back to what was saved."""
@@ -75,6 +76,8 @@ class Closed(msgspec.Struct, frozen=True, tag="closed", omit_defaults=True):
 
     at: tuple[int, int, int, int]
     makeup: list[Range] = []
+    stopped_early: bool = False
+    """A run that was stopped makes up for the rest when it goes on; one that is through never will."""
     key: str = ""
 
 

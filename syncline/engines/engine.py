@@ -1,7 +1,7 @@
 """What an engine does: launch, poll, stop.
 
-Here: the protocol and `Exit`. Not here: the engines (`local.py`), what a worker does once it runs (`workers/entry.py`),
-and what a death means for a run (`coordinator/`).
+Here: the protocol and `Exit`. Not here: the engines (`local.py`), how processes reach each other (`network.py`), what a
+worker does once it runs (`workers/entry.py`), and what a death means for a run (`coordinator/`).
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Protocol
 
 from syncline.comms.control import Ticket
+from syncline.engines.network import Network
 
 __all__ = ["Engine", "Exit"]
 
@@ -37,8 +38,15 @@ class Exit:
 class Engine(Protocol):
     """Processes for workers."""
 
+    @property
+    def network(self) -> Network:
+        """Where the processes are, and where they find the coordinator."""
+
     def launch(self, ticket: Ticket, log: Path) -> None:
-        """Start a process that calls `run_worker(ticket)`; what it prints goes to `log`."""
+        """Start a process that calls `run_worker(ticket)`; what it prints goes to `log`.
+
+        The engine writes into the ticket at which address the others reach the process: `Ticket.host`.
+        """
 
     def poll(self) -> list[Exit]:
         """The workers that have ended since the last call. Does not wait."""

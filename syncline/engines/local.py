@@ -1,7 +1,8 @@
 """Workers as processes of this machine: the default engine.
 
 Here: `LocalEngine`, which owns a zygote (`zygote.py`) and through it the workers. The zygote starts importing torch as
-soon as the engine is made, while the driver still reads its configuration.
+soon as the engine is made, while the driver still reads its configuration. Hosts, for this engine, are network
+namespaces of this machine, if there are any (`network.py`).
 """
 
 from __future__ import annotations
@@ -18,6 +19,7 @@ import msgspec
 
 from syncline.comms.control import Ticket
 from syncline.engines.engine import Exit
+from syncline.engines.network import LOOPBACK, Network
 from syncline.errors import SynclineError
 
 __all__ = ["LocalEngine"]
@@ -35,7 +37,7 @@ _ENVIRONMENT = {
     "OMP_NUM_THREADS": "1",
     "OPENBLAS_NUM_THREADS": "1",
     "MKL_NUM_THREADS": "1",
-    # A local run speaks to itself only.
+    # A local run speaks to itself only, unless its worker is told of another address (`comms/process_group.py`).
     "GLOO_SOCKET_IFNAME": "lo",
 }
 
@@ -43,14 +45,16 @@ _ENVIRONMENT = {
 class LocalEngine:
     """An `Engine` on this machine."""
 
-    def __init__(self) -> None:
+    def __init__(self, network: Network = LOOPBACK) -> None:
         if sys.platform != "linux":
             raise SynclineError(f"The local engine runs on Linux so far; this is {sys.platform}.")
+        self.network = network
         self._socket, theirs = socket.socketpair()
+        namespaces = [host.namespace for host in network.hosts if host.namespace is not None]
         with theirs:
             self._zygote = subprocess.Popen(
-                [sys.executable, "-m", "syncline.engines.zygote", str(theirs.fileno())],
-                pass_fds=[theirs.fileno()],
+                [sys.executable, "-m", "syncline.engines.zygote", *map(str, (theirs.fileno(), *namespaces))],
+                pass_fds=[theirs.fileno(), *namespaces],
                 env={**_PREFERENCES, **os.environ, **_ENVIRONMENT, "PYTHONPATH": _python_path()},
                 stdin=subprocess.DEVNULL,
                 # Ctrl-C in the terminal is for the driver alone.
@@ -65,7 +69,9 @@ class LocalEngine:
         """Fork a worker."""
         self._has_launched = True
         log.parent.mkdir(parents=True, exist_ok=True)
-        self._send({"do": "launch", "ticket": msgspec.to_builtins(ticket), "log": str(log.resolve())})
+        host = self.network.host_of(ticket.rank)
+        told = msgspec.to_builtins(msgspec.structs.replace(ticket, host=host.address))
+        self._send({"do": "launch", "ticket": told, "log": str(log.resolve()), "namespace": host.namespace})
 
     def poll(self) -> list[Exit]:
         """The workers that have ended."""

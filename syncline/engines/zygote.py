@@ -4,9 +4,9 @@ Importing torch takes more than a second, and every worker needs it. So one proc
 and forks: a worker then exists in milliseconds, also the one that replaces another in the middle of a night. Having
 never computed, the zygote has no threads and no device, which is what makes forking safe.
 
-Here: the zygote's own program, started as `python -m syncline.engines.zygote FD`. Not here: its owner (`local.py`).
-It talks JSON lines over a socket. When the owner is gone it asks the workers to save and stop, and after a while ends
-them: nothing is left behind even when the driver is killed.
+Here: the zygote's own program, started as `python -m syncline.engines.zygote FD [NAMESPACE FDS]`. Not here: its owner
+(`local.py`). It talks JSON lines over a socket. When the owner is gone it asks the workers to save and stop, and after
+a while ends them: nothing is left behind even when the driver is killed.
 """
 
 from __future__ import annotations
@@ -19,6 +19,7 @@ import signal
 import socket
 import sys
 import time
+from collections.abc import Sequence
 from typing import Any, NoReturn
 
 __all__: list[str] = []
@@ -34,14 +35,14 @@ def main() -> None:
     from syncline.workers.quick_start import without_compiler
 
     without_compiler()
-    Zygote(owner).serve()
+    Zygote(owner, [int(text) for text in sys.argv[2:]]).serve()
 
 
 class Zygote:
     """Forks workers and tells the owner when one has ended."""
 
-    def __init__(self, owner: socket.socket) -> None:
-        self._owner = owner
+    def __init__(self, owner: socket.socket, namespaces: Sequence[int] = ()) -> None:
+        self._owner, self._namespaces = owner, namespaces
         self._selector = selectors.DefaultSelector()
         self._selector.register(owner, selectors.EVENT_READ)
         self._workers: dict[int, tuple[int, int, int]] = {}  # pid -> (rank, life, pidfd)
@@ -117,6 +118,10 @@ class Zygote:
             for _, _, descriptor in self._workers.values():
                 os.close(descriptor)
             _die_with_parent()
+            if order["namespace"] is not None:
+                _enter(order["namespace"])
+            for descriptor in self._namespaces:  # they should not outlive the run, whatever the worker starts
+                os.close(descriptor)
             log = os.open(order["log"], os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
             os.dup2(log, 1)
             os.dup2(log, 2)
@@ -141,6 +146,14 @@ class Zygote:
 def _die_with_parent() -> None:
     set_parent_death_signal = 1
     ctypes.CDLL(None).prctl(set_parent_death_signal, signal.SIGKILL)
+
+
+def _enter(namespace: int) -> None:
+    """From now on this thread, the only one so far, and all it starts know only the network of this namespace."""
+    network = 0x40000000
+    if ctypes.CDLL(None, use_errno=True).setns(namespace, network):
+        number = ctypes.get_errno()
+        raise OSError(number, f"cannot enter the worker's network namespace: {os.strerror(number)}")
 
 
 if __name__ == "__main__":

@@ -119,7 +119,7 @@ class Plan:
             every = {0: ".", 1: " after every epoch."}.get(self.evaluate_every, f" every {self.evaluate_every} epochs.")
             lines.append(tested + (every if self.test_samples else "."))
         lines.append(
-            f"Each worker is a process on {first.host}, computing on {first.device} "
+            f"Each worker is a process on {_places(self.workers)}, computing on {first.device} "
             f"with {_count(first.threads, 'thread')}."
         )
         if self.servers:
@@ -137,6 +137,11 @@ class Plan:
         )
         lines.extend(self.notes)
         return "\n".join(lines)
+
+
+def _places(workers: Sequence[WorkerPlan]) -> str:
+    hosts = tuple(dict.fromkeys(w.host for w in workers))
+    return hosts[0] if len(hosts) == 1 else f"one of the hosts {', '.join(hosts)}"
 
 
 def _count(number: int, thing: str) -> str:

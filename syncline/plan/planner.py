@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
 
@@ -33,8 +34,13 @@ class TaskFacts:
     clip_norm: float | None = None
 
 
-def make_plan(facts: TaskFacts, config: RunConfig, machine: Machine, device: str) -> Plan:
-    """Decide everything that can be decided before a process starts. `device` is the resolved one, never auto."""
+def make_plan(facts: TaskFacts, config: RunConfig, machine: Machine, device: str, hosts: Sequence[str] = ()) -> Plan:
+    """Decide everything that can be decided before a process starts. `device` is the resolved one, never auto.
+
+    Workers are dealt out to the `hosts` in turn; without any, all are on this machine.
+    """
+    hosts = hosts or (machine.host,)
+    places = [hosts[r % len(hosts)] for r in range(config.workers)]
     notes: list[str] = []
     strategy = read_strategy(config.strategy)
     held = held_out_samples(held_out(strategy), facts.train_samples, config.workers)
@@ -56,11 +62,11 @@ def make_plan(facts: TaskFacts, config: RunConfig, machine: Machine, device: str
     total_steps = steps_per_epoch * epochs
     if config.max_steps is not None:
         total_steps = min(total_steps, config.max_steps) if facts.kind == "train" else config.max_steps
-    collective = _collective(config, machine, device, notes)
+    collective = _collective(config, machine, device, len(set(places)), notes)
     check_feasible(
         strategy,
         workers=config.workers,
-        hosts=1,
+        hosts=len(set(places)),
         shares_memory=collective != "process-group",
         is_own_loop=facts.kind == "own-loop",
         clip_norm=facts.clip_norm,
@@ -72,8 +78,8 @@ def make_plan(facts: TaskFacts, config: RunConfig, machine: Machine, device: str
         data=facts.data,
         strategy=config.strategy,
         workers=tuple(
-            WorkerPlan(rank=r, host=machine.host, device=_device_of(device, r), threads=threads)
-            for r in range(config.workers)
+            WorkerPlan(rank=r, host=place, device=_device_of(device, r), threads=threads)
+            for r, place in enumerate(places)
         ),
         collective=collective,
         seed=config.seed,
@@ -103,7 +109,7 @@ def make_plan(facts: TaskFacts, config: RunConfig, machine: Machine, device: str
 
 
 def _collective(
-    config: RunConfig, machine: Machine, device: str, notes: list[str]
+    config: RunConfig, machine: Machine, device: str, hosts: int, notes: list[str]
 ) -> Literal["solo", "shared-memory", "process-group"]:
     if config.workers == 1:
         return "solo"
@@ -115,6 +121,8 @@ def _collective(
         )
     if device != "cpu":
         reason = f"shared-memory exchange is for CPU workers (these compute on {device})"
+    if hosts > 1:
+        reason = f"they are on {hosts} hosts"
     if config.collective == "process-group":
         return "process-group"
     if reason is None:

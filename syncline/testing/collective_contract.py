@@ -8,9 +8,8 @@ not needed but easily used:
     def test_my_collective(check):
         check(run_on_threads, 3)
 
-`CONTRACT` holds for all. `PROMPT_ABORT` holds where a call in progress can be woken: not for gloo, whose calls end only
-with a peer's connection or the time limit (`ProcessGroup.abort` says so too). `SHARING` holds where the ranks have
-memory in common.
+`CONTRACT` holds for all. `PROMPT_ABORT` holds where a call in progress can be woken. `SHARING` holds where the ranks
+have memory in common.
 
 The work is made of this module's functions and plain values, so a runner may pickle it to send it to another process.
 All ranks must run on one host, since two checks compare their clocks.

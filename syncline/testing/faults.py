@@ -18,7 +18,9 @@ once in a run, when its worker begins that step or, if it was not there then, it
 happened. A worker that replaces another does not repeat them.
 
 Network faults work on TCP connections, by a filter that the kernel asks about each arriving packet; no privilege is
-needed. What goes through shared memory is no network and is not touched. A full disk is what `os.fsync` says it is.
+needed. Where workers have network links of their own, SYNCLINE_LINKS names the socket of somebody who can cut one, and
+`cut` is left to them. What goes through shared memory is no network and is not touched. A full disk is what `os.fsync`
+says it is.
 """
 
 from __future__ import annotations
@@ -45,12 +47,14 @@ from typing import Any, Literal, get_args
 from syncline.errors import ConfigError, nearest
 
 __all__ = [
-    "VARIABLE", "Fault", "Happened", "Injector", "Kind", "ScriptedFault", "as_script", "at_step", "happened_in",
-    "read_fault", "read_script", "read_seconds",
+    "LINKS", "VARIABLE", "Fault", "Happened", "Injector", "Kind", "ScriptedFault", "as_script", "at_step",
+    "happened_in", "read_fault", "read_script", "read_seconds",
 ]  # fmt: skip
 
 VARIABLE = "SYNCLINE_FAULTS"
 """The environment variable that holds the script."""
+LINKS = "SYNCLINE_LINKS"
+"""The environment variable that names the socket at which a worker's link can be had cut, if there is one."""
 
 Kind = Literal["kill", "stop", "slow", "raise", "cut", "disconnect", "lose", "fill"]
 
@@ -298,6 +302,9 @@ class Injector:
                 self._step_began = time.perf_counter()
             case "raise":
                 raise ScriptedFault(f"The script says: {fault}.")
+            case "cut" if LINKS in os.environ:
+                assert fault.rank is not None, "checked when it was made"
+                _have_link_cut(os.environ[LINKS], fault.rank, fault.for_s)
             case "cut":
                 _filter_packets(_drop_all(), until)
             case "lose":
@@ -365,6 +372,20 @@ def _stop(pid: int, for_s: float | None) -> None:
             preexec_fn=lambda: die_with_parent(1, signal.SIGKILL),
         )
     os.kill(pid, signal.SIGSTOP)
+
+
+_LINK_S = 20.0
+
+
+def _have_link_cut(links: str, worker: int, for_s: float | None) -> None:
+    """By somebody who outlives this process, so that the link is whole again after the time."""
+    with socket.socket(socket.AF_UNIX) as connection:
+        connection.settimeout(_LINK_S)
+        connection.connect(links)
+        connection.sendall(json.dumps([worker, for_s]).encode())
+        answer = connection.recv(4096).decode()
+    if answer != "done":
+        raise RuntimeError(f"The link of worker {worker} could not be cut: {answer or 'nobody answered'}")
 
 
 _Program = bytes

@@ -6,6 +6,7 @@ Here: `run_worker`. Not here: how the process came to be (`engines/`).
 from __future__ import annotations
 
 import copy
+import faulthandler
 import os
 import runpy
 import signal
@@ -24,6 +25,7 @@ from syncline.task import Script, Task
 from syncline.telemetry.run_dir import RunDir
 from syncline.workers import own_loop
 from syncline.workers.build import build_model, build_sources, parameter_shapes
+from syncline.workers.course import Course
 from syncline.workers.failure import describe_failure
 from syncline.workers.job import Job
 from syncline.workers.link import Link
@@ -42,6 +44,7 @@ def run_worker(ticket: Ticket) -> int:
     link = Link(ticket, os.getpid())
     runtime: Runtime | None = None
     try:
+        faulthandler.enable(all_threads=False)  # a crash in native code leaves in the log where Python was
         # Ctrl-C is the driver's to handle; a polite request to end means: save and stop at the next step.
         signal.signal(signal.SIGINT, signal.SIG_IGN)
         signal.signal(signal.SIGTERM, lambda *_: link.on_terminate())
@@ -83,9 +86,7 @@ def _run_task(task: Task, runtime: Runtime) -> tuple[bool, dict[str, Any]]:
             stopped_early = not job.is_complete(position)
             if not stopped_early and job.plan.evaluate_every:
                 job.evaluate(position)
-            job.save(position, is_last=True)
-            runtime.collective.barrier()  # whoever leaves knows that all is saved
-            job.close_ledger(position)
+            _end(job.course, runtime, stopped_early=stopped_early)
         except PeerLost:
             continue  # who is lost is the coordinator's to say, and how to go on
         runtime.close()
@@ -94,22 +95,40 @@ def _run_task(task: Task, runtime: Runtime) -> tuple[bool, dict[str, Any]]:
 
 
 def _run_script(script: Script, runtime: Runtime) -> tuple[bool, dict[str, Any]]:
-    runtime.enter_view()
-    worker = own_loop.connect(runtime)
     sys.argv = [script.path, *script.arguments]
     sys.path.insert(0, str(Path(script.path).parent))
-    stopped_early = False
+    worker: own_loop.Worker | None = None
+    while runtime.enter_view():
+        worker = own_loop.connect(runtime, worker)
+        try:
+            stopped_early = _execute(script)
+            worker.end_loop()
+            _end(worker.course, runtime, stopped_early=stopped_early)
+        except (PeerLost, own_loop.LoopBegunAgain):
+            continue  # the script goes on from where the workers are, as when a run is resumed
+        runtime.close()
+        return stopped_early, runtime.summary(worker.course.position, worker.metrics)
+    return False, {}
+
+
+def _execute(script: Script) -> bool:
+    """Run the user's script to its end. Whether it was stopped before."""
     try:
         runpy.run_path(script.path, run_name="__main__")
+    except own_loop.LoopBegunAgain:
+        raise
     except own_loop.LoopStopped:
-        stopped_early = True
+        return True
     except SystemExit as leaving:
         if leaving.code not in (None, 0):
             raise RuntimeError(f"The script ended with exit code {leaving.code}.") from None
-    summary = worker.finish()
+    return False
+
+
+def _end(course: Course, runtime: Runtime, *, stopped_early: bool) -> None:
+    course.save(is_last=True)
     runtime.collective.barrier()  # whoever leaves knows that all is saved
-    runtime.close()
-    return stopped_early, summary
+    course.close_ledger(stopped_early=stopped_early)
 
 
 def load_trained_model(what: Task | Script, run_dir: RunDir) -> torch.nn.Module:

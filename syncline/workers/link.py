@@ -51,6 +51,8 @@ class Link:
     def __init__(self, ticket: Ticket, pid: int) -> None:
         self.rank, self.life = ticket.rank, ticket.life
         """Its number and life in the run; its rank among the members of a View is another thing."""
+        self.host = ticket.host
+        """The address at which the others reach this process."""
         self.stop_wanted = False
         self.is_released = False
         """Whether the workers are done, and a server of parameters may end."""

@@ -13,15 +13,15 @@ __all__ = ["train"]
 
 
 def train(job: Job) -> Position:
-    """Train from `job.start` to the end of the plan, or to a step at which all workers agreed to stop."""
-    position, recorder = job.start, job.recorder
-    with job.fetch_ahead(position) as batches:
+    """Train from the start of the View to the end of the plan, or to a step at which all workers agreed to stop."""
+    position, recorder = job.course.start, job.recorder
+    with job.fetch_ahead() as batches:
         recorder.start()
         for fetched in batches:
             share, batch = fetched.share, job.to_device(fetched.data)
             recorder.mark("data")
 
-            job.look_up()  # whether there is another View, and whether a fault is to be tried out
+            job.course.look_up()  # whether there is another View, and whether a fault is to be tried out
             job.seed_step(position)
             job.exchange.before_forward()
             local = job.forward_and_backward(share, batch)  # marks "forward" and "backward"
@@ -31,14 +31,14 @@ def train(job: Job) -> Position:
                 job.on_non_finite(share, local.loss, position)
 
             position = share.after
-            job.after_update(outcome)
-            recorder.step(position, len(share.indices), share.batch, outcome.loss, outcome.correct, job.lr)
+            job.after_update(share, outcome)
+            recorder.step(position, len(share.indices), share.batch, outcome.loss, outcome.correct, job.trained.lr)
 
             if job.ends_epoch(position):
                 job.after_epoch(position)
             if outcome.stop or job.is_complete(position):
                 break
             if outcome.save:
-                job.save(position)
-    recorder.flush(position, job.lr)
+                job.course.save()
+    recorder.flush(position, job.trained.lr)
     return position

@@ -1,7 +1,7 @@
 """How the members of a new View find out from where to go on.
 
 Here: what each member says when it enters (`Standing`), and the pure function that all of them evaluate alike
-(`agree`). Not here: how state travels (`job.py`), what a strategy holds (`strategies/`), who the members are
+(`agree`). Not here: how state travels (`course.py`), what a strategy holds (`strategies/`), who the members are
 (`coordinator/membership.py`). The three ways are those of `strategies.exchange.Recovery`.
 """
 
@@ -66,7 +66,9 @@ def agree(standings: Sequence[Standing], *, count: int, batch: int, epochs: int 
     # Who missed a View in between has nothing that the others do not have.
     holders = tuple(rank for rank, s in enumerate(standings) if s.view == latest and latest > 0)
     ways = {standings[rank].recovery for rank in holders}
-    if ways not in ({"equal"}, {"merge"}):
+    # A loop of the user's own may leave an epoch before its end: then some have done so, and others not yet.
+    stints = {(s.start, s.size, s.makeup) for s in (standings[rank] for rank in holders)}
+    if ways not in ({"equal"}, {"merge"}) or len(stints) > 1:
         return None
     merges = ways == {"merge"}
     giver = max(holders, key=lambda rank: (standings[rank].step, -rank))

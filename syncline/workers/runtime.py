@@ -1,7 +1,7 @@
 """What a worker process has, whichever loop runs in it: its place in the plan, its line to the others, its checkpoints.
 
 Here: `Runtime`, and how it is made for a worker of a run (`connected`) and for a script that runs alone (`alone`). Not
-here: the loops (`loop.py` with `job.py`, `own_loop.py`).
+here: the loops (`loop.py` with `job.py`, `own_loop.py`), going on with other workers (`course.py`).
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ import contextlib
 import io
 import os
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -26,7 +26,6 @@ from syncline.comms.segment import Segment
 from syncline.comms.shared_memory import SharedMemory, SharedMemoryFull
 from syncline.data.ledger import Line, RecentLines
 from syncline.data.order import Position, step_seed
-from syncline.data.stint import Range
 from syncline.errors import CheckpointError, PeerLost
 from syncline.plan.plan import Plan, WorkerPlan
 from syncline.strategies.carry_out import make_exchange
@@ -289,13 +288,13 @@ class Runtime:
         position: Position,
         replica: Replica,
         exchange: Exchange,
-        schedulers: Sequence[dict[str, Any]],
-        metrics: dict[str, float],
+        progress: dict[str, Any],
         *,
-        makeup: Sequence[Range] = (),
         is_last: bool,
     ) -> None:
         """Make a checkpoint of everything that is needed to go on as if nothing had happened.
+
+        `progress` is what is to be saved besides position, model and optimiser.
 
         All workers call this at the same step. What they hold in common is taken from the first one; what each holds
         for itself is gathered there.
@@ -310,11 +309,9 @@ class Runtime:
                 "position": asdict(position),
                 "model": replica.model.state_dict(),
                 "optimizer": replica.optimizer.state_dict(),
-                "schedulers": list(schedulers),
-                "makeup": [list(r) for r in makeup],
+                **progress,
                 "private": [part["private"] for part in parts if part["private"] is not None],
                 "ledger": [text for part in parts for text in part["ledger"]],
-                "metrics": dict(metrics),
             }
             if is_last:
                 self._writer.save_last(position.step, state)
@@ -380,13 +377,15 @@ class Runtime:
         link = self._link
         assert link is not None, "a script that runs alone has a plan without servers"
         if self._servers is None:
+            addresses = link.request_servers(self.view)
             self._servers = ParameterServers(
-                link.request_servers(self.view),
+                addresses,
                 bytes.fromhex(link.welcome.secret),
                 rank=self.rank,
                 size=self.plan.size,
                 view=self.view,
                 timeout_s=self.plan.exchange_timeout_s,
+                share_memory=all(a.rpartition(":")[0].strip("[]") == link.host for a in addresses),
                 should_stop=lambda: self.is_outdated,
             )
         return self._servers
@@ -456,7 +455,15 @@ def _process_group(plan: Plan, link: Link, view: int, rank: int) -> Collective:
         bytes.fromhex(link.welcome.secret),
         should_stop=lambda: link.is_outdated(view),
     )
-    return ProcessGroup(store_, rank=rank, size=plan.size, device=device, timeout_s=plan.exchange_timeout_s)
+    return ProcessGroup(
+        store_,
+        rank=rank,
+        size=plan.size,
+        device=device,
+        timeout_s=plan.exchange_timeout_s,
+        host=link.host,
+        should_stop=lambda: link.is_outdated(view),
+    )
 
 
 def _plan_of_one(worker: WorkerPlan) -> Plan:

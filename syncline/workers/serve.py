@@ -20,7 +20,7 @@ def run_server(link: Link, plan: Plan) -> None:
     """Serve until every worker has said goodbye."""
     torch.set_num_threads(1)  # its recorder says from the start that it waits, which is what a server does
     serve(
-        "127.0.0.1",
+        link.host,
         bytes.fromhex(link.welcome.secret),
         shard_index=link.rank - plan.size,
         shards=plan.servers,

@@ -110,7 +110,7 @@ def test_contract(runner_of, check, transport, size):
 
 
 @pytest.mark.parametrize("check", contract.PROMPT_ABORT, ids=lambda check: check.__name__)
-@pytest.mark.parametrize(("transport", "size"), [(t, n) for t, n in RANKS if t != "gloo"])
+@pytest.mark.parametrize(("transport", "size"), RANKS)
 def test_prompt_abort(runner_of, check, transport, size):
     check(runner_of(transport, size), size)
 

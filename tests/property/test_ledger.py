@@ -125,7 +125,7 @@ def test_what_was_to_be_made_up_for_at_the_end_of_a_run_and_never_was_is_found()
 
 
 def test_a_run_that_was_stopped_may_put_off_what_it_has_to_make_up_for() -> None:
-    found = audit([*plain_run({0: 1}), Closed((0, 4, 1, 0), [(0, 2, 4)])])
+    found = audit([*plain_run({0: 1}), Closed((0, 4, 1, 0), [(0, 2, 4)], stopped_early=True)])
     assert found.is_clean
     assert [e.samples for e in found.epochs] == [2]
 

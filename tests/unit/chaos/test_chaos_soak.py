@@ -14,6 +14,7 @@ import pytest
 from typer.testing import CliRunner
 
 from syncline.chaos import attack, soak
+from syncline.chaos.ctrl_c import ctrl_c_seen
 from syncline.chaos.kills import Kill, Rhythm
 from syncline.chaos.limit import Limit
 from syncline.chaos.soak import Settings
@@ -218,7 +219,7 @@ def test_a_signal_is_seen_whoever_takes_it():
     received: list[int] = []
     before = signal.signal(signal.SIGTERM, lambda number, _: received.append(number))
     try:
-        with soak._ctrl_c_seen() as was_stopped:
+        with ctrl_c_seen() as was_stopped:
             assert not was_stopped()
             os.kill(os.getpid(), signal.SIGTERM)
             assert was_stopped()

@@ -1,0 +1,114 @@
+"""What a run makes better: a model, its optimiser, schedulers, and the numbers that go with them.
+
+Here: `Trained`, its state as it is saved and given to others, and how a step that came to nothing is undone. Not here:
+where the run is in its data, and who has which state (`course.py`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
+
+import torch
+from torch import nn
+from torch.optim.lr_scheduler import LRScheduler
+
+__all__ = ["Parts", "Trained"]
+
+
+class Parts(NamedTuple):
+    """A model with its optimiser and schedulers."""
+
+    model: nn.Module
+    optimizer: torch.optim.Optimizer
+    schedulers: Sequence[LRScheduler] = ()
+
+
+class Trained:
+    """The parts that `make` makes, in the course of being trained."""
+
+    def __init__(self, make: Callable[[], Parts]) -> None:
+        self._make = make
+        self._begin()
+
+    def _begin(self) -> None:
+        self.model, self.optimizer, self.schedulers = self._make()
+        self.metrics: dict[str, float] = {}
+        self.epochs_closed = 0
+        """How many epochs were seen off, with all that is done after one."""
+        self.evaluated_at = -1
+        self._is_pristine = True
+        self._buffers = list(self.model.buffers())
+        self._buffers_before: list[torch.Tensor] = []
+        self._is_in_step = False
+
+    @property
+    def lr(self) -> float:
+        """The learning rate now."""
+        return float(self.optimizer.param_groups[0]["lr"])
+
+    def start_over(self) -> None:
+        """Be as before the first step."""
+        if not self._is_pristine:
+            self._begin()
+
+    def begin_step(self, *, may_fail: bool) -> None:
+        """A forward pass changes running statistics; if the step comes to nothing, that must, too."""
+        self._is_pristine = False
+        if not may_fail or not self._buffers:
+            return
+        with torch.no_grad():
+            if self._buffers_before:
+                torch._foreach_copy_(self._buffers_before, self._buffers)
+            else:
+                self._buffers_before = [b.clone() for b in self._buffers]
+        self._is_in_step = True
+
+    def end_step(self) -> None:
+        """The step counts."""
+        self._is_in_step = False
+
+    def forget_step(self) -> None:
+        """A step that came to nothing leaves nothing behind."""
+        if self._is_in_step:
+            with torch.no_grad():
+                torch._foreach_copy_(self._buffers, self._buffers_before)
+        self._is_in_step = False
+
+    def whole_state(self) -> dict[str, Any]:
+        """Everything."""
+        return {
+            "model": self.model.state_dict(),
+            "optimizer": self.optimizer.state_dict(),
+            **self.progress_state(),
+        }
+
+    def progress_state(self) -> dict[str, Any]:
+        """How far it is: everything but model and optimiser."""
+        return {
+            "schedulers": [scheduler.state_dict() for scheduler in self.schedulers],
+            "lrs": [group["lr"] for group in self.optimizer.param_groups],
+            "metrics": dict(self.metrics),
+            "epochs_closed": self.epochs_closed,
+            "evaluated_at": self.evaluated_at,
+        }
+
+    def load(self, state: dict[str, Any]) -> None:
+        """Become what `whole_state` told."""
+        self._is_pristine = False
+        self.model.load_state_dict(state["model"])
+        self.optimizer.load_state_dict(state["optimizer"])
+        self.load_progress(state)
+
+    def load_progress(self, state: dict[str, Any]) -> None:
+        """Be as far as `progress_state` told."""
+        self.load_schedule(state)
+        self.metrics = dict(state["metrics"])
+        self.epochs_closed, self.evaluated_at = state["epochs_closed"], state["evaluated_at"]
+
+    def load_schedule(self, state: dict[str, Any]) -> None:
+        """Be as far in the schedule as `progress_state` told."""
+        for scheduler, saved in zip(self.schedulers, state["schedulers"], strict=True):
+            scheduler.load_state_dict(saved)
+        for group, lr in zip(self.optimizer.param_groups, state["lrs"], strict=True):
+            group["lr"] = lr

@@ -1,0 +1,102 @@
+"""A user's own loop loses workers: the script is begun again in the processes that are left, and goes on from there."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+from real_runs import Ran, final_state, same_bits
+from real_runs import syncline as command
+
+LOOP = """
+import torch, syncline
+from torch.utils.data import DataLoader, TensorDataset
+
+torch.manual_seed(0)
+inputs = torch.randn(103, 12)
+targets = (inputs[:, :5].sum(1) > 0).long()
+loader = DataLoader(TensorDataset(inputs, targets), batch_size=10, shuffle=True)
+model = torch.nn.Sequential(torch.nn.Linear(12, 16), torch.nn.BatchNorm1d(16), torch.nn.Linear(16, 2))
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
+by_step = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: 1 / (1 + 0.1 * step))
+worker = syncline.worker()
+model, optimizer, batches, by_step = worker.prepare(model, optimizer, loader, by_step)
+
+for epoch in range(3):
+    for x, y in batches:
+        optimizer.zero_grad()
+        torch.nn.functional.cross_entropy(model(x), y).backward()
+        optimizer.step()
+        by_step.step()
+    print(f"epoch {epoch} is over after {by_step.last_epoch} steps", flush=True)
+"""
+BY_EPOCH = LOOP.replace("        by_step.step()\n", "").replace("    print(", "    by_step.step()\n    print(")
+
+
+def run(folder: Path, name: str, *arguments: str, faults: str = "", code: int = 0) -> Ran:
+    done = command(
+        "run", "loop.py", "--workers", "3", "--name", name, *arguments, cwd=folder, env={"SYNCLINE_FAULTS": faults}
+    )
+    assert done.code == code, done.err
+    return done
+
+
+def state(folder: Path, name: str) -> dict[str, Any]:
+    return final_state(folder / "runs" / name)
+
+
+def assert_clean(folder: Path, name: str) -> None:
+    audit = command("audit", f"runs/{name}", cwd=folder)
+    assert audit.code == 0, audit.out
+    epochs = [line for line in audit.out.splitlines() if line.startswith("epoch")]
+    assert epochs == [f"epoch {e}: 103 of 103 samples committed once; 0 lost, 0 repeated" for e in (1, 2, 3)]
+
+
+@pytest.mark.parametrize("loop", [LOOP, BY_EPOCH], ids=["schedule by step", "schedule by epoch"])
+def test_with_replacements_the_result_is_the_same_to_the_bit_schedulers_included(tmp_path, loop):
+    (tmp_path / "loop.py").write_text(loop)
+    run(tmp_path, "whole")
+    faults = "kill worker 1 at step 5; kill worker 0 at step 14; kill worker 2 at step 22; kill worker 1 at step 32"
+    done = run(tmp_path, "killed", "--on-loss", "replace-only", faults=faults)
+    assert done.out.count("was killed by SIGKILL") == 4
+    assert_clean(tmp_path, "killed")
+    whole, killed = state(tmp_path, "whole"), state(tmp_path, "killed")
+    assert same_bits(whole["model"], killed["model"])
+    assert whole["schedulers"] == killed["schedulers"]
+
+
+@pytest.mark.parametrize("strategy", ["allreduce", "sparknet(tau=4)", "ssp", "gossip"])
+def test_under_any_strategy_the_others_go_on_and_no_sample_is_lost(tmp_path, strategy):
+    (tmp_path / "loop.py").write_text(LOOP.replace("BatchNorm1d(16)", "ReLU()"))
+    faults = "kill worker 1 at step 13; kill worker 0 at step 32"
+    done = run(tmp_path, "killed", "--strategy", strategy, faults=faults)
+    assert "worker 1 was killed by SIGKILL" in done.out
+    assert_clean(tmp_path, "killed")
+
+
+@pytest.mark.parametrize(
+    ("loop", "every", "killed_at"),
+    [(LOOP, 6, 13), (BY_EPOCH, 6, 13), (BY_EPOCH, 11, 23)],
+    ids=["schedule by step", "schedule by epoch", "from the end of an epoch"],
+)
+def test_a_loop_that_failed_resumes_with_its_schedulers_where_they_were(tmp_path, loop, every, killed_at):
+    (tmp_path / "loop.py").write_text(loop)
+    run(tmp_path, "whole")
+    settings = ("--on-loss", "stop", "--checkpoint-every-steps", str(every))
+    run(tmp_path, "stopped", *settings, faults=f"kill worker 1 at step {killed_at}", code=1)
+    done = command("resume", "runs/stopped", cwd=tmp_path)
+    assert done.code == 0, done.err
+    assert_clean(tmp_path, "stopped")
+    whole, resumed = state(tmp_path, "whole"), state(tmp_path, "stopped")
+    assert same_bits(whole["model"], resumed["model"])
+    assert whole["schedulers"] == resumed["schedulers"]
+
+
+def test_a_mistake_in_the_script_is_reported_and_not_tried_for_ever(tmp_path):
+    (tmp_path / "loop.py").write_text(
+        LOOP.replace("    print(", "    torch.zeros(2, 3) @ torch.zeros(2, 3)\n    print(")
+    )
+    done = run(tmp_path, "wrong", code=1)
+    assert "torch.zeros(2, 3) @ torch.zeros(2, 3)" in done.err.splitlines()[2]
+    assert "RuntimeError: mat1 and mat2 shapes cannot be multiplied" in "\n".join(done.err.splitlines()[:5])
