@@ -27,6 +27,8 @@ SUITES = {
     "startup": Entry("syncline.bench.startup", "from the command to the first training step, against torchrun and DDP"),
     "overhead": Entry("syncline.bench.overhead", "the built-in loop's cost per step, against a loop written by hand"),
     "stragglers": Entry("syncline.bench.stragglers", "what slow workers cost, waiting for all or within a bound"),
+    "recovery": Entry("syncline.bench.recovery", "from kill -9 of a worker to the next step, against torchrun and DDP"),
+    "tolerance": Entry("syncline.bench.tolerance", "what fault tolerance costs per step while nothing fails"),
     "servers": Entry("syncline.bench.servers", "parameter servers: round trips and updates a second, against gloo"),
 }
 

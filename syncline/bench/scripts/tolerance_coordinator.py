@@ -1,0 +1,66 @@
+"""What a coordinator does for a worker while nothing happens: hears its signs of life, judges them, writes the ledger.
+
+Reads one line, the plan; answers with one line, the worker's ticket; ends when its standard input does.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+import time
+from pathlib import Path
+
+import msgspec
+import zmq
+
+from syncline.comms.control import ControlServer, Events, Hello, LedgerLine, ViewOf, Welcome
+from syncline.coordinator.pace import Pace
+from syncline.coordinator.watch import Watch
+from syncline.data.ledger import decode
+from syncline.data.ledger_file import LedgerFile
+from syncline.telemetry.events import Progress, from_dict
+
+__all__ = ["main"]
+
+_TICK_MS = 50
+_LAST_WORDS_MS = 200
+
+
+def main() -> None:
+    """Serve one worker."""
+    folder, plan = Path(sys.argv[1]), json.loads(sys.stdin.readline())
+    server, watch, pace = ControlServer("127.0.0.1"), Watch(), Pace()
+    ledger = LedgerFile(folder / "ledger.jsonl")
+    watch.on_start(0, time.monotonic())
+    sys.stdout.write(msgspec.json.encode(server.ticket(0)).decode() + "\n")
+    sys.stdout.flush()
+    welcome = Welcome(
+        plan=plan, payload_path="", run_dir=str(folder), checkpoint_path=None, view=ViewOf(1, [0], None),
+        driver_pid=os.getpid(), python_path=[], working_dir=str(folder), secret="", session="bench",
+    )  # fmt: skip
+    poller = zmq.Poller()
+    poller.register(server.socket, zmq.POLLIN)
+    poller.register(sys.stdin.fileno(), zmq.POLLIN)
+    is_over = False
+    while not is_over or server.socket.poll(_LAST_WORDS_MS):
+        is_over = is_over or sys.stdin.fileno() in dict(poller.poll(_TICK_MS))
+        now = time.monotonic()
+        while (message := server.receive()) is not None:
+            if isinstance(message, Hello):
+                server.send(0, welcome)
+            elif isinstance(message, Events):
+                watch.on_sign(0, message.step, message.waits, now)
+                for event in map(from_dict, message.events):
+                    if isinstance(event, Progress):
+                        pace.on_progress(event)
+            elif isinstance(message, LedgerLine):
+                ledger.add(decode(message.line), now)
+        watch.hung(now)
+        ledger.write(now)
+    ledger.close()
+    server.close()
+
+
+if __name__ == "__main__":
+    main()
