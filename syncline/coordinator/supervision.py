@@ -112,6 +112,8 @@ class Supervision:
         self._fatal: Failed | Exit | None = None
         self._watch = Watch()
         self._hung: dict[int, str] = {}
+        self.lost_too_many = False
+        """Whether the run was ended because it kept losing processes."""
 
     @property
     def has_ended(self) -> bool:
@@ -127,6 +129,10 @@ class Supervision:
     def gave_up(self) -> bool:
         """Whether the run was ended, its work saved, because it kept failing."""
         return self._phase == "ended" and self._fatal is not None and self._summary is not None
+
+    def why_given_up(self, number: int) -> str:
+        """Why a process was ended by us, in words; empty if it ended otherwise, or the run went on without it."""
+        return self._hung.get(number, "")
 
     def on_start(self, number: int, now: float) -> None:
         """A process was started."""
@@ -237,7 +243,8 @@ class Supervision:
         assert process.exit is not None
         if process.is_settled or process.is_lost or self._is_killed:
             return []
-        if self._summary is None or process.exit.signal is not None:
+        is_ours = not self.membership.is_here(process.exit.rank)  # who was about to join and is needed no more
+        if not is_ours and (self._summary is None or process.exit.signal is not None):
             self.crashes.append(process.exit)
         return self._lose(process.exit.rank, process.exit, now)
 
@@ -294,7 +301,7 @@ class Supervision:
 
     def _give_up(self, cause: Failed | Exit, now: float) -> list[Instruction]:
         """Too many were lost: those who are left save and stop."""
-        self._fatal = cause
+        self._fatal, self.lost_too_many = cause, True
         if not self.membership.survivors:
             return self._fail(cause, now)
         self._phase, self._deadline = "giving up", now + STOPPING_GRACE_S

@@ -8,11 +8,13 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
+import multiprocessing
+import multiprocessing.connection
 import queue
 import random
 import signal
 import threading
-from collections.abc import Generator, Iterable, Iterator
+from collections.abc import Generator, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, Generic, TypeVar
 
@@ -28,6 +30,8 @@ __all__ = ["Ahead", "Fetched", "InLine", "ahead_of", "fetch"]
 T = TypeVar("T")
 _POLL_S = 0.1
 _SMALL_SHARE_BYTES = 512 * 1024  # reading this much takes about as long as a thread's hand-over under Python's lock
+_LONGEST_DYING_S = 1.0
+"""How long a killed process may take from closing its lines to having an exit code."""
 _END = object()
 
 
@@ -180,14 +184,35 @@ def _through_processes(source: DatasetSource, shares: Iterator[Share], loaders: 
         generator=torch.Generator(),  # else it draws from the global one, in the middle of somebody's seeded step
         multiprocessing_context="fork",
     )
+    batches = iter(loader)
+    processes = multiprocessing.active_children()
+    failure: Exception | None = None
     try:
-        for data in loader:
+        for data in batches:
             yield Fetched(asked.get(), data)
     except Exception as error:
+        failure = _explained(error, processes)
+    if failure is not None:
         # The tracebacks refer to the loader's iterator, and would keep its processes as long as somebody keeps the
         # error. What matters, the process's own traceback, is in the message.
-        error.__cause__ = error.__context__ = None
-        raise error.with_traceback(None)  # noqa: B904  # it is the same error
+        del batches
+        failure.__cause__ = failure.__context__ = None
+        raise failure.with_traceback(None)
+
+
+def _explained(error: Exception, processes: Sequence[multiprocessing.process.BaseProcess]) -> Exception:
+    """`error`, or what it comes from: of a loader process that is gone torch says little, or that a line is broken."""
+    if str(error).startswith("Caught "):
+        return error  # raised in the process, by the Dataset
+    multiprocessing.connection.wait([p.sentinel for p in processes], _LONGEST_DYING_S)
+    codes = sorted({p.exitcode for p in processes if p.exitcode})
+    ends = [f"killed by {signal.Signals(-code).name}" if code < 0 else f"exit code {code}" for code in codes]
+    if not ends:
+        return error
+    return RuntimeError(
+        f"A process that loads data exited unexpectedly: {', '.join(ends)}.\n"
+        "If that is for want of memory, use fewer --loaders; with 0 the worker reads by itself."
+    )
 
 
 class _Once:

@@ -6,10 +6,14 @@ Here: `Losses`, which follows a run's events, for every view and for the report.
 
 from __future__ import annotations
 
+import re
+
 from syncline.telemetry.events import WentOn, WorkerLost
-from syncline.view.words import count, duration, size
+from syncline.view.words import count, duration, headline, size
 
 __all__ = ["Losses"]
+
+_LONGEST_MESSAGE = 200
 
 
 class Losses:
@@ -25,23 +29,32 @@ class Losses:
         self.lost_at[event.rank] = event.time
         self._untold = self._untold or event.time
         then = "another takes its place" if event.is_replaced else "the others go on without it"
-        return f"{event.name} {event.cause} at step {event.step}; {then}"
+        if not event.detail:  # its last sign of life may be a few steps old
+            return f"{event.name} {event.cause} after step {event.step}; {then}"
+        message = _message_in(event.detail, kind=event.cause.removeprefix("raised "))
+        return f"{event.name} {event.cause} at step {event.step}{f': {message}' if message else ''}; {then}"
 
     def on_went_on(self, event: WentOn) -> list[str]:
         """In words: how the workers went on, and who has come and gone."""
         members = set(event.members)
         before = self._members
+        if self._untold is not None and event.time < self._untold:
+            self._members = members
+            return []  # news of before the loss, which was heard of sooner
         back = sorted(n for n in members if n in self.lost_at)
         new = sorted(members - before - set(back))
         lines = []
-        if self._untold is not None:
-            after = duration(max(0.0, event.time - self._untold))
+        # Nobody lost and nobody new: they have met again because one of them could not reach the others.
+        is_meeting = self._untold is None and members == before
+        if self._untold is not None or is_meeting:
+            after = duration(max(0.0, event.time - self._untold) if self._untold is not None else event.seconds)
             how = f"step {event.step} redone"
             if event.redone:
                 how = f"{count(event.redone, 'step')} back, from what was saved"
             elif event.made_up:
                 how = f"{count(event.made_up, 'sample')} of the lost one done again"
-            lines.append(f"{count(len(members), 'worker')} went on after {after}, {how}")
+            why = "a connection between workers broke; " if is_meeting else ""
+            lines.append(f"{why}{count(len(members), 'worker')} went on after {after}, {how}")
         with_state = f", received {size(event.bytes_of_state)} of live state" if event.bytes_of_state else ""
         for number in back:
             since = duration(event.time - self.lost_at.pop(number))
@@ -51,3 +64,9 @@ class Losses:
         lines += [f"worker {number} has left at step {event.step}" for number in left]
         self._members, self._untold = members, None
         return lines
+
+
+def _message_in(detail: str, kind: str) -> str:
+    """What an exception said, in a line. A traceback names its class before that, in full, which is told already."""
+    said = re.sub(rf"^(?:[\w.]+\.)?{re.escape(kind)}(?:: |$)", "", headline(detail)).rstrip(".")
+    return said if len(said) <= _LONGEST_MESSAGE else f"{said[:_LONGEST_MESSAGE]}..."
