@@ -31,6 +31,7 @@ from syncline.comms.control import (
     StoreRequest,
     Stranded,
     Ticket,
+    ToWorker,
     ViewOf,
     Welcome,
 )  # fmt: skip
@@ -58,11 +59,8 @@ class Link:
         """Whether the workers are done, and a server of parameters may end."""
         self._client = ControlClient(ticket)
         self._client.send(Hello(self.rank, pid))
-        answer = self._client.receive(_JOIN_TIMEOUT_S)
-        if not isinstance(answer, Welcome):
-            raise SynclineError(f"The coordinator at {ticket.address} did not answer within {_JOIN_TIMEOUT_S:g} s.")
-        self.welcome = answer
-        self._view = answer.view
+        self.welcome, early = self._join(ticket)
+        self._view = self.welcome.view
         self._view_changed = threading.Condition()
         self.recorder = Recorder(self.rank)
         self._wake = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
@@ -75,6 +73,8 @@ class Link:
         self._collective: Collective | None = None
         self._entered = 0  # the number of the View in which the collective is
         self._closing = threading.Event()
+        for message in early:
+            self._take(message)
         self._thread = threading.Thread(target=self._run, name="syncline-link", daemon=True)
         self._thread.start()
 
@@ -157,21 +157,36 @@ class Link:
             message = self._client.receive(_BEAT_S, self._wake)
             with contextlib.suppress(BlockingIOError):  # nobody has anything to send
                 os.eventfd_read(self._wake)
-            if isinstance(message, Stop):
-                self.stop_wanted = True
-            elif isinstance(message, StoreAddress):
-                self._stores.put(message)
-            elif isinstance(message, ServerAddresses):
-                self._servers.put(message)
-            elif isinstance(message, Meet):
-                self.last_meeting = max(self.last_meeting, (message.view, message.number))
-            elif isinstance(message, Release):
-                self.is_released = True
-            elif isinstance(message, (Abort, NewView)):
-                self._change_view(message.view if isinstance(message, NewView) else None)
+            self._take(message)
             self._send_waiting()
         self._send_waiting()
         self._client.close()
+
+    def _join(self, ticket: Ticket) -> tuple[Welcome, list[ToWorker]]:
+        """The coordinator's answer, and what it had told all workers before it."""
+        early: list[ToWorker] = []
+        deadline = time.monotonic() + _JOIN_TIMEOUT_S
+        while (left := deadline - time.monotonic()) > 0:
+            answer = self._client.receive(left)
+            if isinstance(answer, Welcome):
+                return answer, early
+            if answer is not None:
+                early.append(answer)
+        raise SynclineError(f"The coordinator at {ticket.address} did not answer within {_JOIN_TIMEOUT_S:g} s.")
+
+    def _take(self, message: ToWorker | None) -> None:
+        if isinstance(message, Stop):
+            self.stop_wanted = True
+        elif isinstance(message, StoreAddress):
+            self._stores.put(message)
+        elif isinstance(message, ServerAddresses):
+            self._servers.put(message)
+        elif isinstance(message, Meet):
+            self.last_meeting = max(self.last_meeting, (message.view, message.number))
+        elif isinstance(message, Release):
+            self.is_released = True
+        elif isinstance(message, (Abort, NewView)):
+            self._change_view(message.view if isinstance(message, NewView) else None)
 
     def _change_view(self, view: ViewOf | None) -> None:
         """Another View, or None: the run has failed. Whoever waits for somebody who is gone is told."""
