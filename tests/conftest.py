@@ -10,6 +10,11 @@ import time
 from pathlib import Path
 
 import pytest
+from hypothesis import settings
+
+# The same examples in every run, and no failures because a machine is busy.
+settings.register_profile("repeatable", derandomize=True, deadline=None)
+settings.load_profile("repeatable")
 
 LOOKUP = "syncline-open-url"  # a name lookup cannot be cancelled; its thread is given up with it
 SHARED_DATA = Path(__file__).parents[2] / "shared" / "data"

@@ -8,7 +8,6 @@ import string
 
 import numpy as np
 import torch
-from hypothesis import settings
 from hypothesis import strategies as st
 
 from syncline.algorithms import outer
@@ -22,10 +21,6 @@ from syncline.strategies.switching import Phase, Switching, Until
 from syncline.strategies.what import Gradients, Models, Updates
 from syncline.strategies.when import Async, Every, Layerwise, Stale
 from syncline.strategies.whom import OPTIMIZERS, TOPOLOGIES, Everyone, Memory, Neighbours, Rivals, Server
-
-# The same examples in every run, and no failures because a machine is busy.
-settings.register_profile("repeatable", derandomize=True, deadline=None)
-settings.load_profile("repeatable")
 
 counts = st.integers(0, 10_000)
 sizes = st.integers(1, 40)

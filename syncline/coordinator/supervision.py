@@ -162,8 +162,10 @@ class Supervision:
         process = self._processes[message.rank]
         if not process.is_settled:
             process.finished = message
-            if message.summary and self._summary is None:
-                self._summary = message
+            is_first = self._summary is None
+            if message.summary and (self._summary is None or _samples(message) > _samples(self._summary)):
+                self._summary = message  # who was there longest knows best how fast it went
+            if message.summary and is_first:
                 return [*self._dismiss_late(), *self._proceed(now)]
         return self._proceed(now)
 
@@ -357,3 +359,9 @@ class Supervision:
         """Whether it is known how all of them ended; who ended without a word may have one still on its way."""
         late = [p for p in processes if not p.is_settled and not p.is_lost and not self._is_killed]
         return all(now - p.exit_at >= MESSAGE_GRACE_S for p in late)
+
+
+def _samples(message: Finished) -> int:
+    """How many samples were used while this worker was there."""
+    samples: int = message.summary.get("samples", 0)
+    return samples

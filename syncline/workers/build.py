@@ -124,6 +124,8 @@ class Schedule:
 
     def __init__(self, scheduler: torch.optim.lr_scheduler.LRScheduler, every: str) -> None:
         self.scheduler = scheduler
+        # torch warns if nobody has called this optimiser's `step`; where servers keep the parameters, nobody does.
+        vars(scheduler.optimizer)["_opt_called"] = True
         self._every = every
 
     def after_step(self, steps: int) -> None:

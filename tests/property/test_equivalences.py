@@ -10,8 +10,7 @@ from collections.abc import Iterator
 import numpy as np
 import pytest
 import torch
-from generators import settings
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import nn
 

@@ -254,7 +254,7 @@ def test_a_loader_process_that_is_killed_is_an_error_and_not_a_hang(monkeypatch)
             os._exit(9)
 
     items = fetch(DatasetSource(Deadly()), shares(), loaders=1, seed=0)
-    with Ahead(items) as ahead, pytest.raises(RuntimeError, match="exited unexpectedly"):
+    with Ahead(items) as ahead, pytest.raises(RuntimeError, match="exited unexpectedly: exit code 9"):
         next(ahead)
 
 
