@@ -6,7 +6,7 @@ where the run is in its data, and who has which state (`course.py`).
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any, NamedTuple
 
 import torch
@@ -38,7 +38,7 @@ class Trained:
         """How many epochs were seen off, with all that is done after one."""
         self.evaluated_at = -1
         self._is_pristine = True
-        self._buffers = list(self.model.buffers())
+        self._buffers: list[torch.Tensor] | None = None  # all of them flat, one tensor for each dtype
         self._buffers_before: list[torch.Tensor] = []
         self._is_in_step = False
 
@@ -55,13 +55,13 @@ class Trained:
     def begin_step(self, *, may_fail: bool) -> None:
         """A forward pass changes running statistics; if the step comes to nothing, that must, too."""
         self._is_pristine = False
-        if not may_fail or not self._buffers:
+        if not may_fail:
             return
-        with torch.no_grad():
-            if self._buffers_before:
-                torch._foreach_copy_(self._buffers_before, self._buffers)
-            else:
-                self._buffers_before = [b.clone() for b in self._buffers]
+        if self._buffers is None:
+            self._buffers = _flattened(self.model.buffers())
+            self._buffers_before = [torch.empty_like(flat) for flat in self._buffers]
+        for before, flat in zip(self._buffers_before, self._buffers, strict=True):
+            before.copy_(flat)
         self._is_in_step = True
 
     def end_step(self) -> None:
@@ -71,8 +71,8 @@ class Trained:
     def forget_step(self) -> None:
         """A step that came to nothing leaves nothing behind."""
         if self._is_in_step:
-            with torch.no_grad():
-                torch._foreach_copy_(self._buffers, self._buffers_before)
+            for before, flat in zip(self._buffers_before, self._buffers or (), strict=True):
+                flat.copy_(before)
         self._is_in_step = False
 
     def whole_state(self) -> dict[str, Any]:
@@ -112,3 +112,23 @@ class Trained:
             scheduler.load_state_dict(saved)
         for group, lr in zip(self.optimizer.param_groups, state["lrs"], strict=True):
             group["lr"] = lr
+
+
+def _flattened(buffers: Iterable[torch.Tensor]) -> list[torch.Tensor]:
+    """Move the buffers into flat tensors, one for each dtype and device, so that keeping them is one copy.
+
+    They stay the objects that they are, for whoever holds them.
+    """
+    by_kind: dict[tuple[torch.dtype, torch.device], list[torch.Tensor]] = {}
+    for buffer in buffers:
+        if buffer.numel() and buffer.layout == torch.strided:
+            by_kind.setdefault((buffer.dtype, buffer.device), []).append(buffer)
+    flats = []
+    for members in by_kind.values():
+        flat = torch.cat([buffer.detach().reshape(-1) for buffer in members])
+        offset = 0
+        for buffer in members:
+            buffer.data = flat[offset : offset + buffer.numel()].view(buffer.shape)
+            offset += buffer.numel()
+        flats.append(flat)
+    return flats

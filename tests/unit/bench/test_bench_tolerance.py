@@ -1,25 +1,25 @@
-"""The comparison with and without fault tolerance is fair: both do the same, and the one that is on really is."""
+"""The comparison with and without fault tolerance: one run, and only the steps that are on are accounted for."""
 
 from __future__ import annotations
 
-import time
-
-import torch
-
-from syncline.bench import tolerance
 from syncline.bench.overhead import as_in_a_worker, make_workload
-from syncline.data.audit import audit_file
+from syncline.bench.tolerance import CASES, Costs, run
+from syncline.data.ledger import Opened, Used, ranges_of
+from syncline.data.ledger_file import read_ledger
 
 
-def test_both_come_to_the_same_parameters_and_only_one_keeps_an_account(tmp_path):
-    work = make_workload(batch=8, steps=6)
+def test_every_third_step_is_on_and_has_its_samples_in_the_ledger(tmp_path):
     with as_in_a_worker():
-        off_ends, off = tolerance.run(work, tmp_path, time.perf_counter, is_on=False)
-        assert not (tmp_path / "ledger.jsonl").exists()
-        on_ends, on = tolerance.run(work, tmp_path, time.perf_counter, is_on=True)
-    assert len(off_ends) == len(on_ends) == 6
-    assert on_ends == sorted(on_ends)
-    for name, tensor in off.state_dict().items():
-        assert torch.equal(on.state_dict()[name], tensor), name
-    (epoch,) = audit_file(tmp_path / "ledger.jsonl").epochs
-    assert (epoch.committed, epoch.lost, epoch.repeated) == (48, 0, 0)
+        costs = run(make_workload(batch=8, steps=12), tmp_path)
+    assert set(costs.step_s) == set(CASES)
+    assert all(seconds > 0 for seconds in costs.step_s.values())
+    assert costs.threads_s > 0
+    opened, *used = read_ledger(tmp_path / "ledger.jsonl")
+    assert isinstance(opened, Opened)
+    ranges = [r for line in used if isinstance(line, Used) for run in line.runs for r in ranges_of(run)]
+    assert ranges == [(0, 8 * step, 8 * step + 8) for step in (1, 4, 7, 10)]
+
+
+def test_the_threads_count_where_it_is_on():
+    costs = Costs({"off": 0.010, "on": 0.0101, "off, again": 0.010}, threads_s=0.0002)
+    assert [round(costs.of(case), 6) for case in CASES] == [0.01, 0.0103, 0.01]
