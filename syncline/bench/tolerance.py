@@ -30,7 +30,7 @@ from torch import nn
 
 from syncline.bench.harness import Contender, Goal, Settings, Suite
 from syncline.bench.overhead import Workload, as_in_a_worker, calibrate, make_workload
-from syncline.comms.control import Ticket
+from syncline.comms.control import Finished, Ticket
 from syncline.config.run import RunConfig
 from syncline.data.order import SampleOrder, Share
 from syncline.plan.machine import Machine
@@ -169,6 +169,7 @@ def run(work: Workload, run_dir: Path) -> Costs:
         threads_s = (_seconds_of_threads() - before) / work.steps
         course.tell_used()
         runtime.close()
+        link.send(Finished(0, stopped_early=False, summary={}))
     return Costs(_mean_by_case(course.step_ends), threads_s)
 
 
@@ -214,9 +215,9 @@ def _coordinator(plan: Plan, run_dir: Path) -> Iterator[Ticket]:
         process.stdin.write(json.dumps(plan.to_dict()) + "\n")
         process.stdin.flush()
         yield msgspec.json.decode(process.stdout.readline(), type=Ticket)
-        process.stdin.close()
         process.wait(_LIMIT_S)
     finally:
         process.kill()
         process.wait()
+        process.stdin.close()
         process.stdout.close()

@@ -1,6 +1,7 @@
 """What a coordinator does for a worker while nothing happens: hears its signs of life, judges them, writes the ledger.
 
-Reads one line, the plan; answers with one line, the worker's ticket; ends when its standard input does.
+Reads one line, the plan; answers with one line, the worker's ticket; ends when the worker has finished, or with its
+standard input.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ from pathlib import Path
 import msgspec
 import zmq
 
-from syncline.comms.control import ControlServer, Events, Hello, LedgerLine, ViewOf, Welcome
+from syncline.comms.control import ControlServer, Events, Finished, Hello, LedgerLine, ViewOf, Welcome
 from syncline.coordinator.pace import Pace
 from syncline.coordinator.watch import Watch
 from syncline.data.ledger import decode
@@ -24,7 +25,6 @@ from syncline.telemetry.events import Progress, from_dict
 __all__ = ["main"]
 
 _TICK_MS = 50
-_LAST_WORDS_MS = 200
 
 
 def main() -> None:
@@ -42,9 +42,8 @@ def main() -> None:
     poller = zmq.Poller()
     poller.register(server.socket, zmq.POLLIN)
     poller.register(sys.stdin.fileno(), zmq.POLLIN)
-    is_over = False
-    while not is_over or server.socket.poll(_LAST_WORDS_MS):
-        is_over = is_over or sys.stdin.fileno() in dict(poller.poll(_TICK_MS))
+    has_finished = False
+    while not has_finished and sys.stdin.fileno() not in dict(poller.poll(_TICK_MS)):
         now = time.monotonic()
         while (message := server.receive()) is not None:
             if isinstance(message, Hello):
@@ -56,6 +55,8 @@ def main() -> None:
                         pace.on_progress(event)
             elif isinstance(message, LedgerLine):
                 ledger.add(decode(message.line), now)
+            elif isinstance(message, Finished):
+                has_finished = True
         watch.hung(now)
         ledger.write(now)
     ledger.close()
