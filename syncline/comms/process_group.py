@@ -8,8 +8,9 @@ over, and a host that vanishes closes no connection. So each group knows which c
 `abort` ends them. That is not always enough: what gloo is about to send at the moment when a connection ends it
 forgets, and then waits for it in vain. A call that has not ended soon after the abort is left behind, with its group.
 
-The first group is torch's default one. Those split from it are made directly, not by `dist.new_group`: that one counts
-the groups of the whole process to name a new one, so ranks that were split apart before could no longer agree on names.
+Groups are made directly, and torch's default group stays free. There is only one of that in a process, also when an
+attempt to make it hangs; and torch names groups by counting them, attempts that failed included, so that ranks with
+different pasts would not find each other.
 """
 
 from __future__ import annotations
@@ -34,10 +35,8 @@ from syncline.errors import ConfigError, PeerLost
 
 __all__ = ["ProcessGroup"]
 
-_CONNECT_S = 20.0
-"""How long the ranks, all of them there, may take to connect: gloo cannot be called off while it does."""
-_CONNECT_MORE_S = 0.1
-"""And so much longer for each of them."""
+_CONNECT_S = 10.0
+"""How long the ranks, all of them there, may take to connect; gloo takes it for each of its attempts."""
 _LOOK_EVERY_S = 0.1
 """How often a call that goes on looks whether it should."""
 _GRACE_S = 0.25
@@ -47,7 +46,7 @@ _left_behind: list[object] = []
 
 
 class ProcessGroup:
-    """A `Collective` over a new default process group of torch.distributed, or over `group`, which it then owns.
+    """A `Collective` over a new process group of torch.distributed.
 
     `host` is the address at which the other ranks reach this one; without it, torch's own settings decide.
     `should_stop` says when there is nobody to wait for any more, also before anybody could call `abort`.
@@ -63,25 +62,26 @@ class ProcessGroup:
         timeout_s: float = 300.0,
         host: str | None = None,
         should_stop: Callable[[], bool] = lambda: False,
-        group: Any = None,
-        opened: frozenset[int] = frozenset(),
     ) -> None:
         self.rank, self.size = rank, size
         self.bytes_sent = 0
         self._store, self._device, self._timeout_s = store, device, timeout_s
-        self._group = group  # None is torch's default group
-        self._opened = opened  # connections, by their numbers in the kernel
+        self._group: Any = None
+        self._opened: frozenset[int] = frozenset()  # connections, by their numbers in the kernel
         self._should_stop = should_stop
         self._aborted = False
         self._leaves_at: float | None = None
         self._is_left = False
         self._splits = 0
         self._children: list[Collective] = []
-        if group is None:
-            before = _open_connections()
-            self._do(lambda: self._init(host))
-            self._opened = _open_connections() - before
-            self.barrier()  # who left now would look, to one that is still connecting, as if it had died
+        try:
+            self._do(lambda: self._connect(host))
+            # Who left now would look, to one that is still connecting, as if it had died; and NCCL wants its first call
+            # made by all, which a `mix_` may not be.
+            self.barrier()
+        except BaseException:
+            self.close()
+            raise
 
     def allocate(self, numel: int, dtype: torch.dtype, device: torch.device) -> torch.Tensor:
         """Ordinary memory: the transport copies as it sends."""
@@ -158,7 +158,14 @@ class ProcessGroup:
         self._splits += 1
         child: Collective = Solo()
         if len(members) > 1:
-            child = self._connect(members, PrefixStore(f"split-{self._splits}-{color}", self._store))
+            child = ProcessGroup(
+                PrefixStore(f"split-{self._splits}-{color}", self._store),
+                rank=members.index(self.rank),
+                size=len(members),
+                device=self._device,
+                timeout_s=self._timeout_s,
+                should_stop=lambda: self._aborted or self._should_stop(),
+            )
         self._children.append(child)
         if self._aborted:  # perhaps just now, by a thread that did not find the child yet
             child.abort()
@@ -182,50 +189,28 @@ class ProcessGroup:
             child.close()
         self._children.clear()
         if self._is_left:
-            _left_behind.append(self._group if self._group is not None else dist.group.WORLD)
-        if self._group is not None:
-            self._group = None  # frees the connections
-            self._aborted = True  # or a later call would go to the default group
-        elif dist.is_initialized():
-            dist.destroy_process_group()
+            _left_behind.append((self._group, self._store))
+        self._group = None  # frees the connections
+        self._aborted = True
 
-    def _init(self, host: str | None) -> None:
-        """Make torch's default group."""
+    def _connect(self, host: str | None) -> None:
         store, rank, size, timeout = self._store, self.rank, self.size, timedelta(seconds=self._timeout_s)
         if self._device.type == "cuda":
-            dist.init_process_group("nccl", store=store, rank=rank, world_size=size, timeout=timeout)
+            options = dist.ProcessGroupNCCL.Options()
+            options._timeout = timeout
+            self._group = dist.ProcessGroupNCCL(store, rank, size, options)
             return
         if host is not None and (interface := interface_of(host)) is not None:
             os.environ["GLOO_SOCKET_IFNAME"] = interface  # for this group, and for those split from it
         # Some may still be busy elsewhere, and that can take long; a wait for the store can be called off.
         store.set(f"here/{rank}", "")
         store.wait([f"here/{r}" for r in range(size)], timeout)
-        dist.init_process_group("gloo", store=store, rank=rank, world_size=size, timeout=_time_to_connect(size))
-        dist.distributed_c10d._set_pg_timeout(timeout)
-
-    def _connect(self, members: list[int], store: Store) -> ProcessGroup:
-        rank, size, timeout = members.index(self.rank), len(members), timedelta(seconds=self._timeout_s)
-        groups: list[Any] = []
-        before = _open_connections()
-        if self._device.type == "cuda":
-            options = dist.ProcessGroupNCCL.Options()
-            options._timeout = timeout
-            self._do(lambda: groups.append(dist.ProcessGroupNCCL(store, rank, size, options)))
-        else:
-            self._do(lambda: groups.append(dist.ProcessGroupGloo(store, rank, size, _time_to_connect(size))))
-            groups[0]._set_default_timeout(timeout)
-        child = ProcessGroup(
-            store,
-            rank=rank,
-            size=size,
-            device=self._device,
-            timeout_s=self._timeout_s,
-            should_stop=self._should_stop,
-            group=groups[0],
-            opened=_open_connections() - before,
-        )
-        child.barrier()  # NCCL wants its first call made by all, which a `mix_` may not be
-        return child
+        before, made = _open_connections(), list[Any]()
+        limit = timedelta(seconds=min(_CONNECT_S, self._timeout_s))
+        self._apart(lambda: made.append(dist.ProcessGroupGloo(store, rank, size, limit)))
+        self._opened = _open_connections() - before
+        self._group = made[0]
+        self._group._set_default_timeout(timeout)
 
     def _gather(self, payload: bytes) -> list[bytes]:
         length = torch.tensor([len(payload)], device=self._device)
@@ -307,10 +292,6 @@ class ProcessGroup:
         elif now > self._leaves_at:
             self._is_left = True
             raise PeerLost("The exchange was given up because another worker is gone.")
-
-
-def _time_to_connect(size: int) -> timedelta:
-    return timedelta(seconds=_CONNECT_S + _CONNECT_MORE_S * size)
 
 
 def _open_connections() -> frozenset[int]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 
 import pytest
 from hypothesis import given
@@ -136,6 +137,13 @@ def test_steps_redone_counts_losses_and_joins_in_the_order_of_time():
         went_on(6, 0, step=81), progress(5.5, 80), progress(7, 90),
     ]  # fmt: skip
     assert steps_redone(events) == 100 + 50
+
+
+def test_who_is_behind_a_link_that_was_cut_is_no_stray_but_only_once():
+    cut = replace(blow(10, 1), also=(3,))
+    assert stray_losses([lost(12, 1), lost(12.1, 3)], [cut]) == []
+    again = lost(20, 3)
+    assert stray_losses([lost(12, 3), again], [cut]) == [again]
 
 
 def test_a_loss_that_nobody_caused_is_a_stray():

@@ -59,6 +59,23 @@ def test_shared_memory_that_was_demanded_but_cannot_be_is_refused():
         make_plan(facts(), config, machine(no_shared_memory_because="it is Tuesday"), "cpu")
 
 
+def test_workers_on_several_hosts_are_dealt_out_in_turn_and_share_no_memory():
+    plan = make_plan(facts(), RunConfig(workers=3), machine(), "cpu", ["north", "south"])
+    assert [w.host for w in plan.workers] == ["north", "south", "north"]
+    assert plan.collective == "process-group"
+    assert "one of the hosts north, south" in plan.in_words()
+    assert "because they are on 2 hosts" in plan.in_words()
+    with pytest.raises(ConfigError, match="on 2 hosts, and no memory is shared between hosts"):
+        make_plan(facts(), RunConfig(workers=3, strategy="hogwild"), machine(), "cpu", ["north", "south"])
+    with pytest.raises(ConfigError, match="shared-memory is not possible: they are on 2 hosts"):
+        make_plan(facts(), RunConfig(workers=3, collective="shared-memory"), machine(), "cpu", ["north", "south"])
+
+
+def test_several_workers_on_one_host_of_several_still_share_its_memory():
+    plan = make_plan(facts(), RunConfig(workers=3), machine(), "cpu", ["north"])
+    assert (plan.collective, plan.workers[2].host) == ("shared-memory", "north")
+
+
 def test_gpus_are_dealt_one_to_each_worker():
     plan = make_plan(facts(), RunConfig(workers=2), machine(), "cuda")
     assert [w.device for w in plan.workers] == ["cuda:0", "cuda:1"]
