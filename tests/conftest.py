@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import signal
 import tempfile
 import threading
@@ -60,9 +61,17 @@ def _leaves_nothing_behind(tmp_path_factory: pytest.TempPathFactory, monkeypatch
 
 
 def _shared_memory() -> set[str]:
-    """The named segments, without the semaphores that other programs make and remove all the time."""
+    """The named segments, without other programs' semaphores, and without what a test at the same time has there."""
     names = os.listdir("/dev/shm") if os.path.isdir("/dev/shm") else []
-    return {name for name in names if not name.startswith("sem.")}
+    return {name for name in names if not name.startswith("sem.") and not _is_in_use_elsewhere(name)}
+
+
+def _is_in_use_elsewhere(segment: str) -> bool:
+    """Whether a process that this one has not started has made the segment; torch names them after it."""
+    maker = re.match(r"torch_(\d+)_", segment)
+    if maker is None or not Path("/proc", maker[1]).exists():
+        return False
+    return int(maker[1]) not in _descendants() | {os.getpid()}
 
 
 def _descendants() -> set[int]:
