@@ -8,7 +8,6 @@ baseline is the optimiser alone, in one process, with nothing sent at all. Not h
 
 from __future__ import annotations
 
-import multiprocessing
 import os
 import secrets
 import time
@@ -24,11 +23,11 @@ from torch import nn
 
 from syncline.bench.harness import Contender, Goal, Settings, Suite
 from syncline.bench.overhead import as_in_a_worker
+from syncline.bench.piped import LIMIT_S, hear, piped
 from syncline.bench.statistics import quantile
 from syncline.comms.parameter_server.client import ParameterServers
 from syncline.comms.parameter_server.server import serve
 from syncline.comms.store import connect_store, host_store
-from syncline.errors import SynclineError
 from syncline.workers.quick_start import without_compiler
 
 __all__ = ["LARGE", "SMALL", "gloo_pair", "round_trips", "suites", "updates", "update_rig"]
@@ -36,7 +35,6 @@ __all__ = ["LARGE", "SMALL", "gloo_pair", "round_trips", "suites", "updates", "u
 SMALL = 430_000  # parameters: 1.72 MB, about ResNet-20 or LeNet
 LARGE = 25_000_000  # 100 MB, about ResNet-50
 _HOST = "127.0.0.1"
-_LIMIT_S = 60.0
 _LR, _MOMENTUM = 0.01, 0.9
 
 
@@ -160,35 +158,9 @@ def _optimiser_alone(numel: int, steps: int) -> float:
 
 
 @contextmanager
-def _process(target: Callable[..., None], *arguments: Any) -> Iterator[Connection]:
-    """A process with a pipe to it; it ends when the pipe does."""
-    # The fork server loads torch once for all of them.
-    context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload(["syncline.bench.servers"])
-    ours, theirs = context.Pipe()
-    process = context.Process(target=target, args=(theirs, *arguments), daemon=True)
-    process.start()
-    theirs.close()
-    try:
-        yield ours
-    finally:
-        ours.close()
-        process.join(_LIMIT_S)
-        if process.is_alive():
-            process.kill()
-            process.join()
-
-
-def _hear(connection: Connection) -> Any:
-    if not connection.poll(_LIMIT_S):
-        raise SynclineError(f"A process of the bench gave no answer within {_LIMIT_S:g} s.")
-    return connection.recv()
-
-
-@contextmanager
 def _server(secret: bytes, size: int) -> Iterator[str]:
-    with _process(_serve, secret, size) as pipe:
-        yield _hear(pipe)
+    with piped(_serve, secret, size) as pipe:
+        yield hear(pipe)
 
 
 def _serve(pipe: Connection, secret: bytes, size: int) -> None:
@@ -203,7 +175,7 @@ def _client(shares_memory: bool) -> Iterator[ParameterServers]:
     secret = secrets.token_bytes(32)
     with (
         _server(secret, 1) as address,
-        ParameterServers([address], secret, rank=0, size=1, timeout_s=_LIMIT_S, share_memory=shares_memory) as client,
+        ParameterServers([address], secret, rank=0, size=1, timeout_s=LIMIT_S, share_memory=shares_memory) as client,
     ):
         yield client
 
@@ -213,12 +185,12 @@ def update_rig(shares_memory: bool) -> Iterator[Callable[[int, int], float]]:
     """A server and two workers; called with the number of parameters and of pushes, tells the updates a second."""
     secret = secrets.token_bytes(32)
     with _server(secret, 2) as address, ExitStack() as stack:
-        pipes = [stack.enter_context(_process(_push, address, secret, rank, shares_memory)) for rank in range(2)]
+        pipes = [stack.enter_context(piped(_push, address, secret, rank, shares_memory)) for rank in range(2)]
 
         def measure(numel: int, pushes: int) -> float:
             for pipe in pipes:
                 pipe.send((numel, pushes))
-            spans = [_hear(pipe) for pipe in pipes]
+            spans = [hear(pipe) for pipe in pipes]
             # One clock for all processes of a host: from the first push of either to the last update of either.
             return float(2 * pushes / (max(end for _, end in spans) - min(start for start, _ in spans)))
 
@@ -227,7 +199,7 @@ def update_rig(shares_memory: bool) -> Iterator[Callable[[int, int], float]]:
 
 def _push(pipe: Connection, address: str, secret: bytes, rank: int, shares_memory: bool) -> None:
     torch.set_num_threads(1)
-    with ParameterServers([address], secret, rank=rank, size=2, timeout_s=_LIMIT_S, share_memory=shares_memory) as own:
+    with ParameterServers([address], secret, rank=rank, size=2, timeout_s=LIMIT_S, share_memory=shares_memory) as own:
         while True:
             try:
                 numel, pushes = pipe.recv()
@@ -250,12 +222,12 @@ def gloo_pair() -> Iterator[Callable[[int, int, bool], float]]:
     """Two processes; called with the number of values, of trips and whether to update, tells the median trip."""
     store, port = host_store(_HOST)
     with ExitStack() as stack:
-        pipes = [stack.enter_context(_process(_gloo, port, rank)) for rank in range(2)]
+        pipes = [stack.enter_context(piped(_gloo, port, rank)) for rank in range(2)]
 
         def measure(numel: int, trips: int, has_update: bool) -> float:
             for pipe in pipes:
                 pipe.send((numel, trips, has_update))
-            median, _ = [_hear(pipe) for pipe in pipes]
+            median, _ = [hear(pipe) for pipe in pipes]
             return float(median)
 
         yield measure
@@ -265,8 +237,8 @@ def gloo_pair() -> Iterator[Callable[[int, int, bool], float]]:
 def _gloo(pipe: Connection, port: int, rank: int) -> None:
     torch.set_num_threads(1)
     os.environ["GLOO_SOCKET_IFNAME"] = "lo"
-    limit = timedelta(seconds=_LIMIT_S)
-    store = connect_store(_HOST, port, "bench", _LIMIT_S)
+    limit = timedelta(seconds=LIMIT_S)
+    store = connect_store(_HOST, port, "bench", LIMIT_S)
     torch.distributed.init_process_group("gloo", store=store, rank=rank, world_size=2, timeout=limit)
     while True:
         try:

@@ -29,6 +29,7 @@ SUITES = {
     "stragglers": Entry("syncline.bench.stragglers", "what slow workers cost, waiting for all or within a bound"),
     "recovery": Entry("syncline.bench.recovery", "from kill -9 of a worker to the next step, against torchrun and DDP"),
     "tolerance": Entry("syncline.bench.tolerance", "what fault tolerance costs per step while nothing fails"),
+    "allreduce": Entry("syncline.bench.allreduce", "adding up gradients on one host, against gloo and copying memory"),
     "servers": Entry("syncline.bench.servers", "parameter servers: round trips and updates a second, against gloo"),
 }
 

@@ -252,7 +252,7 @@ def strategies(
 @app.command(
     epilog="Suites: startup (command to first training step), overhead (the built-in loop's cost per step), servers "
     "(parameter servers, against gloo), stragglers (what slow workers cost), recovery (what a killed worker "
-    "costs), tolerance (what being ready for that costs)."
+    "costs), tolerance (what being ready for that costs), allreduce (adding up gradients, against gloo)."
 )
 def bench(
     suites: Annotated[

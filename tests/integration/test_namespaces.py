@@ -229,7 +229,7 @@ def chaos(tmp_path: Path, *arguments: str) -> dict[str, Any]:
 @pytest.mark.parametrize("strategy", ["allreduce", "ssp"])
 def test_a_worker_that_is_cut_off_is_given_up_and_the_others_go_on_while_the_link_is_still_cut(tmp_path, strategy):
     score = chaos(
-        tmp_path, "--strategy", strategy, "--epochs", "16",
+        tmp_path, "--strategy", strategy, "--epochs", "9",
         "--fault", "slow worker 0 at step 0 by 0.05s", "--fault", f"cut worker 1 at step 20 for {CUT_S}s",
     )  # fmt: skip
     (run,) = score["runs"]
@@ -247,7 +247,7 @@ def test_a_worker_that_is_cut_off_is_given_up_and_the_others_go_on_while_the_lin
 
 def test_a_short_cut_costs_a_moment_and_no_sample(tmp_path):
     score = chaos(
-        tmp_path, "--strategy", "allreduce", "--strategy", "ssp", "--epochs", "8",
+        tmp_path, "--strategy", "allreduce", "--strategy", "ssp", "--epochs", "4",
         "--fault", "cut worker 1 at step 20 for 500ms",
     )  # fmt: skip
     assert [r["came"] for run in score["runs"] for r in run["recoveries"]] in (["borne"] * 2, ["recovered"] * 2)
