@@ -46,7 +46,7 @@ def _leaves_no_network_behind() -> Iterator[None]:
     yield
     assert links_of(os.getpid()) == links
     assert namespaces_held() == namespaces
-    assert not links_of_the_dead()
+    until(lambda: not links_of_the_dead(), "the kernel removes what the dead have left")
 
 
 def links_of(pid: int) -> set[str]:
@@ -250,4 +250,6 @@ def test_a_short_cut_costs_a_moment_and_no_sample(tmp_path):
         tmp_path, "--strategy", "allreduce", "--strategy", "ssp", "--epochs", "4",
         "--fault", "cut worker 1 at step 20 for 500ms",
     )  # fmt: skip
-    assert [r["came"] for run in score["runs"] for r in run["recoveries"]] in (["borne"] * 2, ["recovered"] * 2)
+    came = [r["came"] for run in score["runs"] for r in run["recoveries"]]
+    assert len(came) == 2
+    assert set(came) <= {"borne", "recovered"}
