@@ -87,6 +87,7 @@ class SharedMemory:
         self._layout = ControlLayout(size)
         self._half = 0
         self._copies: dict[int, list[torch.Tensor]] = {}  # data pointer of an allocated tensor -> everybody's copy
+        self._pieces: dict[int, list[list[torch.Tensor]]] = {}  # data pointer -> what this rank adds up of it
         self._results: dict[int, torch.Tensor] = {}  # data pointer of an allocated tensor -> room for its next value
         self._segments: list[Segment] = []
         self._children: list[Collective] = []
@@ -175,6 +176,7 @@ class SharedMemory:
         self._copies.clear()
         self._segments.clear()
         self._results.clear()
+        self._pieces.clear()
         self._parent = None
 
     def _gather(self, payload: bytes) -> list[bytes]:
@@ -248,15 +250,26 @@ class SharedMemory:
         weights = [self._read_slot(r)[0] for r in range(self.size)]
         if not (copies[0].is_floating_point() or copies[0].is_complex()):
             weights = [int(w) for w in weights]  # a float weight would round large integers
-        low, high = split(copies[0].numel(), self.size)[self.rank]
-        for start in range(low, high, _CHUNK_ELEMENTS):
-            stop = min(start + _CHUNK_ELEMENTS, high)
-            total = copies[0][start:stop] * weights[0]
-            for copy, w in zip(copies[1:], weights[1:], strict=True):
-                total.add_(copy[start:stop], alpha=w)
-            for copy in copies:
-                copy[start:stop] = total
+        for first, *others in self._own_pieces(copies):
+            total = first * weights[0]
+            for other, w in zip(others, weights[1:], strict=True):
+                total.add_(other, alpha=w)
+            for piece in (first, *others):
+                piece.copy_(total)
         self._barrier.wait()
+
+    def _own_pieces(self, copies: list[torch.Tensor]) -> list[list[torch.Tensor]]:
+        """The part of the tensor that this rank adds up, in pieces, each as it is in everybody's copy.
+
+        Made once for each tensor: for small ones, taking views costs as much as adding up.
+        """
+        key = copies[self.rank].data_ptr()
+        pieces = self._pieces.get(key)
+        if pieces is None:
+            low, high = split(copies[0].numel(), self.size)[self.rank]
+            bounds = [(start, min(start + _CHUNK_ELEMENTS, high)) for start in range(low, high, _CHUNK_ELEMENTS)]
+            pieces = self._pieces[key] = [[copy[start:stop] for copy in copies] for start, stop in bounds]
+        return pieces
 
     def _sum_staged(self, tensor: torch.Tensor, weight: float) -> None:
         flat = tensor.detach().contiguous().view(-1)
