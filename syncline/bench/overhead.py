@@ -2,7 +2,7 @@
 
 Here: both loops in one process, in turn, one worker, one thread, the same model, data and order: they end with the same
 parameters, bit by bit. The built-in loop is the real one (`workers/loop.py` with a `Job`), alone with a `Solo`
-collective. Not in the comparison: the thread that sends telemetry to the driver ten times a second, and checkpoints.
+collective. Not in the comparison: the thread that sends telemetry to the driver five times a second, and checkpoints.
 
 A step's time is the median over a block of steps, from the end of one step to the end of the next.
 """

@@ -41,7 +41,7 @@ from syncline.telemetry.recorder import Recorder
 
 __all__ = ["Link"]
 
-_BEAT_S = 0.1
+_BEAT_S = 0.2
 _JOIN_TIMEOUT_S = 60.0
 _EVERY_MEETING = (2**62, 0)
 
