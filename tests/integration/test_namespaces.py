@@ -235,7 +235,7 @@ def test_a_worker_that_is_cut_off_is_given_up_and_the_others_go_on_while_the_lin
     (run,) = score["runs"]
     cut = next(r for r in run["recoveries"] if r["blow"]["what"].startswith("cut"))
     assert cut["came"] == "recovered"
-    assert 1.4 < cut["noticed_s"] < cut["went_on_s"] < CUT_S < cut["whole_s"]
+    assert cut["noticed_s"] < cut["went_on_s"] < CUT_S < cut["whole_s"]
     events = list(RunDir(tmp_path / run["run_dir"]).read_events())
     (lost,) = (e for e in events if isinstance(e, WorkerLost))
     assert (lost.rank, lost.is_replaced) == (1, True)
