@@ -36,7 +36,7 @@ from syncline.errors import PeerLost, SynclineError
 
 __all__ = ["SharedMemory", "SharedMemoryFull"]
 
-_CHUNK_ELEMENTS = 32 * 1024  # a piece of this size and its partners stay in a core's own cache
+_CHUNK_ELEMENTS = 256 * 1024  # large enough that Python costs little, small enough for a core's cache
 _SPIN_S = 100e-6
 _ALIGN_ELEMENTS = 64
 _LOOK_UP_S = 0.2  # how often a rank that waits in a split collective looks whether one above was aborted
@@ -251,11 +251,12 @@ class SharedMemory:
         if not (copies[0].is_floating_point() or copies[0].is_complex()):
             weights = [int(w) for w in weights]  # a float weight would round large integers
         for first, *others in self._own_pieces(copies):
-            total = first * weights[0]
+            if weights[0] != 1:
+                first.mul_(weights[0])
             for other, w in zip(others, weights[1:], strict=True):
-                total.add_(other, alpha=w)
-            for piece in (first, *others):
-                piece.copy_(total)
+                first.add_(other, alpha=w)
+            for other in others:
+                other.copy_(first)
         self._barrier.wait()
 
     def _own_pieces(self, copies: list[torch.Tensor]) -> list[list[torch.Tensor]]:
