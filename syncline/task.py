@@ -110,6 +110,11 @@ class Task:
             defaults["metrics"] = (Spec("accuracy"),)
         return dataclasses.replace(self, **{k: v for k, v in defaults.items() if getattr(self, k) is None})
 
+    @property
+    def reconstructs(self) -> bool:
+        """Whether the model is to give back its input, as an autoencoder does, whatever targets the data has."""
+        return isinstance(self.model, Spec) and zoo.card(self.model.name).target == "input"
+
     def located(self, data_dir: Path | None, progress: Progress | None) -> Task:
         """The task with a data set known by name found on this machine, or brought here."""
         if not isinstance(self.data, Spec):

@@ -15,7 +15,7 @@ from torch.utils.data import Dataset, IterableDataset, TensorDataset, default_co
 
 from syncline.errors import ConfigError, DataError
 
-__all__ = ["ArraySource", "DatasetSource", "Source", "as_source"]
+__all__ = ["ArraySource", "DatasetSource", "Source", "as_source", "inputs_only"]
 
 Indices = Sequence[int] | np.ndarray
 
@@ -49,7 +49,7 @@ class ArraySource:
                 f"The arrays have {', '.join(map(str, lengths))} samples. Inputs and targets must have one row "
                 "for each sample: give arrays of the same length."
             )
-        self._scale = scale
+        self.scale = scale
 
     def __len__(self) -> int:
         return len(self.tensors[0])
@@ -58,14 +58,14 @@ class ArraySource:
     def bytes_per_sample(self) -> int:
         """How large one fetched sample is."""
         sizes = [t.nbytes // max(len(t), 1) for t in self.tensors]
-        return sum(sizes) + (3 * sizes[0] if self._scale is not None else 0)
+        return sum(sizes) + (3 * sizes[0] if self.scale is not None else 0)
 
     def fetch(self, indices: Indices) -> tuple[torch.Tensor, ...]:
         """One gather per array."""
         index = torch.as_tensor(np.asarray(indices, dtype=np.int64))
         parts = [t.index_select(0, index) for t in self.tensors]
-        if self._scale is not None:
-            mean, deviation = self._scale
+        if self.scale is not None:
+            mean, deviation = self.scale
             parts[0] = parts[0].float().mul_(1.0 / (255.0 * deviation)).sub_(mean / deviation)
         return tuple(parts)
 
@@ -110,3 +110,30 @@ def as_source(data: Any) -> Source:
         f"The data is a {type(data).__name__}. Give a name such as 'mnist', a map-style Dataset, a tensor, an array, "
         "or a tuple (inputs, targets) of tensors or arrays."
     )
+
+
+def inputs_only(source: Source) -> Source:
+    """The same samples without their targets, for a model that is to give back its input."""
+    if isinstance(source, ArraySource):
+        return ArraySource(source.tensors[0], scale=source.scale)
+    if isinstance(source, DatasetSource):
+        return DatasetSource(source.dataset, lambda items: _first(source.collate(items)))
+    return _InputsOnly(source)
+
+
+class _InputsOnly:
+    """A user's own source without its targets."""
+
+    def __init__(self, source: Source) -> None:
+        self._source = source
+
+    def __len__(self) -> int:
+        return len(self._source)
+
+    def fetch(self, indices: Indices) -> Any:
+        """What comes first."""
+        return _first(self._source.fetch(indices))
+
+
+def _first(batch: Any) -> Any:
+    return batch[0] if isinstance(batch, (tuple, list)) else batch

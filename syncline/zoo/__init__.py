@@ -2,13 +2,13 @@
 
     >>> from syncline import zoo
     >>> zoo.names()
-    ['lenet', 'linear', 'mlp', 'resnet18']
+    ['alexnet', 'autoencoder', 'lenet', 'linear', 'lstm', 'mlp', 'resnet18', 'resnet50']
     >>> zoo.card("mlp").options["hidden"]
     (256, 128)
 
-`build(name, input_shape, classes)` makes the model. One file for each model, and one card in `registry.py`; names and
-cards can be read without torch. Not here: data sets by name (`syncline.data`), and how a card becomes a run
-(`syncline.config`).
+`build(name, input_shape, classes)` makes the model. One file for each family, and one card in `registry.py` for each
+model; names and cards can be read without torch. Not here: data sets by name (`syncline.data`), and how a card becomes
+a run (`syncline.config`).
 """
 
 from syncline.zoo.registry import ModelCard, build, card, names

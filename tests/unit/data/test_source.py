@@ -10,7 +10,7 @@ import pytest
 import torch
 from torch.utils.data import DataLoader, Dataset, IterableDataset, TensorDataset
 
-from syncline.data.source import ArraySource, DatasetSource, as_source
+from syncline.data.source import ArraySource, DatasetSource, as_source, inputs_only
 from syncline.errors import ConfigError, DataError
 
 
@@ -141,3 +141,27 @@ def test_what_can_only_be_read_from_front_to_back_is_refused(data):
 def test_what_is_no_data_is_refused_with_what_would_be(data):
     with pytest.raises(ConfigError, match=rf"The data is a {type(data).__name__}\. Give a name such as 'mnist'"):
         as_source(data)
+
+
+class OwnSource:
+    def __len__(self) -> int:
+        return 4
+
+    def fetch(self, indices: Any) -> tuple[torch.Tensor, torch.Tensor]:
+        return torch.as_tensor(indices), torch.zeros(len(indices))
+
+
+@pytest.mark.parametrize(
+    ("source", "expected"),
+    [
+        (ArraySource(np.array([[0], [255]], np.uint8), np.arange(2), scale=(0.5, 0.5)), [[1.0], [-1.0]]),
+        (DatasetSource(Squares()), [[1, 1], [0, 0]]),
+        (OwnSource(), [1, 0]),
+    ],
+)
+def test_the_inputs_of_a_source_can_be_had_without_the_targets(source: Any, expected: list[Any]):
+    inputs = inputs_only(source)
+    assert len(inputs) == len(source)
+    batch = inputs.fetch([1, 0])
+    (found,) = batch if isinstance(batch, tuple) else (batch,)
+    assert found.tolist() == expected

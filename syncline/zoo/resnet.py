@@ -1,0 +1,127 @@
+"""ResNet-18 and ResNet-50 (He, Zhang, Ren & Sun, 2015) for small images such as CIFAR's.
+
+The four stages of blocks are those of the paper's table 1: basic blocks in ResNet-18, bottlenecks in ResNet-50. The
+stem is the one of its section 4.2: a 3x3 convolution of stride 1 in place of 7x7 with stride 2, and no max-pooling, for
+32 x 32 pixels cannot be halved five times. Shortcuts that change the shape are 1x1 convolutions (option B). A
+bottleneck that halves the image does so in its 3x3 convolution, as torchvision has it, and not in the 1x1 before, which
+would look at one pixel of four. With 10 classes they have 11,173,962 and 23,520,842 parameters.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import nn
+
+from syncline.errors import ConfigError
+
+__all__ = ["BasicBlock", "Bottleneck", "resnet18", "resnet50"]
+
+
+def resnet18(input_shape: tuple[int, ...], classes: int, width: object) -> nn.Module:
+    """Two basic blocks in each stage."""
+    return _resnet("resnet18", BasicBlock, (2, 2, 2, 2), input_shape, classes, width)
+
+
+def resnet50(input_shape: tuple[int, ...], classes: int, width: object) -> nn.Module:
+    """Three, four, six and three bottlenecks."""
+    return _resnet("resnet50", Bottleneck, (3, 4, 6, 3), input_shape, classes, width)
+
+
+class _Block(nn.Module):
+    """relu(F(x) + shortcut(x)); what F is, the kinds of block say."""
+
+    expansion = 1
+    """How many times as many channels come out as the stage is wide."""
+
+    def __init__(self, residual: nn.Sequential, channels_in: int, channels_out: int, stride: int) -> None:
+        super().__init__()
+        self.residual = residual
+        self.shortcut: nn.Module = nn.Identity()
+        if stride != 1 or channels_in != channels_out:
+            self.shortcut = nn.Sequential(
+                _convolution(channels_in, channels_out, 1, stride), nn.BatchNorm2d(channels_out)
+            )
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        """The block's output for a batch of images."""
+        return torch.relu(self.residual(x) + self.shortcut(x))
+
+
+class BasicBlock(_Block):
+    """F is two 3x3 convolutions, each with batch normalisation."""
+
+    def __init__(self, channels_in: int, width: int, stride: int) -> None:
+        residual = nn.Sequential(
+            _convolution(channels_in, width, 3, stride),
+            nn.BatchNorm2d(width),
+            nn.ReLU(),
+            _convolution(width, width, 3, 1),
+            nn.BatchNorm2d(width),
+        )
+        super().__init__(residual, channels_in, width, stride)
+
+
+class Bottleneck(_Block):
+    """F is a 1x1, a 3x3 and a 1x1 convolution, each with batch normalisation; the last one widens fourfold."""
+
+    expansion = 4
+
+    def __init__(self, channels_in: int, width: int, stride: int) -> None:
+        channels_out = self.expansion * width
+        residual = nn.Sequential(
+            _convolution(channels_in, width, 1, 1),
+            nn.BatchNorm2d(width),
+            nn.ReLU(),
+            _convolution(width, width, 3, stride),
+            nn.BatchNorm2d(width),
+            nn.ReLU(),
+            _convolution(width, channels_out, 1, 1),
+            nn.BatchNorm2d(channels_out),
+        )
+        super().__init__(residual, channels_in, channels_out, stride)
+
+
+def _resnet(
+    name: str,
+    block: type[BasicBlock] | type[Bottleneck],
+    depths: tuple[int, ...],
+    input_shape: tuple[int, ...],
+    classes: int,
+    width: object,
+) -> nn.Module:
+    """Stages of `width`, 2, 4 and 8 times `width` channels, averaged over the image and classified.
+
+    Convolutions are initialised as in He et al., Delving Deep into Rectifiers (2015), keeping the variance backward.
+    """
+    if len(input_shape) != 3:
+        raise ConfigError(
+            f"The model {name!r} was asked for samples of shape {input_shape}, but it convolves images: it needs "
+            "(channels, height, width). Reshape the samples, for example to (3, 32, 32), or choose 'mlp' or 'linear', "
+            "which take any shape."
+        )
+    if type(width) is not int or width < 1:
+        raise ConfigError(
+            f"The option width of the model {name!r} is {width!r}, but it is the number of channels of the first "
+            "stage. Give an integer of 1 or more; the paper has 64."
+        )
+    model = nn.Sequential()
+    model.add_module("stem", nn.Sequential(_convolution(input_shape[0], width, 3, 1), nn.BatchNorm2d(width), nn.ReLU()))
+    channels = width
+    for stage, depth in enumerate(depths):
+        blocks = nn.Sequential()
+        for number in range(depth):
+            stride = 2 if stage > 0 and number == 0 else 1
+            blocks.append(block(channels, width * 2**stage, stride))
+            channels = block.expansion * width * 2**stage
+        model.add_module(f"stage{stage + 1}", blocks)
+    model.add_module("average", nn.AdaptiveAvgPool2d(1))
+    model.add_module("flatten", nn.Flatten())
+    model.add_module("classify", nn.Linear(channels, classes))
+    return model
+
+
+def _convolution(channels_in: int, channels_out: int, side: int, stride: int) -> nn.Conv2d:
+    """Without bias, which the batch normalisation that follows would cancel."""
+    layer = nn.Conv2d(channels_in, channels_out, side, stride, padding=side // 2, bias=False)
+    nn.init.kaiming_normal_(layer.weight, mode="fan_out", nonlinearity="relu")
+    return layer
