@@ -276,6 +276,7 @@ def _conclude(
         workers=plan.size,
         run_dir=str(run_dir.path),
         stopped_early=outcome == "stopped",
+        peak_memory_bytes={int(number): peak for number, peak in told["peak_memory_bytes"].items()},
     )
     if outcome == "stopped":
         message = f"Stopped after step {told['steps']}, everything saved; {go_on}"
@@ -293,6 +294,7 @@ def _conclude(
         epochs=summary.epochs,
         seconds=summary.seconds,
         samples_per_s=summary.samples_per_s,
+        peak_memory_bytes=summary.peak_memory_bytes,
         _load_model=lambda: _load_model(what, run_dir),
     )
 

@@ -28,6 +28,8 @@ class Result:
     """From the call to the end, everything included."""
     samples_per_s: float
     """While training, over all workers."""
+    peak_memory_bytes: dict[int, int]
+    """The most memory that each worker had in use while training, by its number."""
     _load_model: Callable[[], torch.nn.Module] = field(repr=False)
 
     @cached_property

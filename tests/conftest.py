@@ -33,6 +33,12 @@ def _find_real_data() -> None:
         os.environ.setdefault("SYNCLINE_DATA", str(SHARED_DATA))
 
 
+@pytest.fixture(scope="session", autouse=True)
+def _own_cache(tmp_path_factory: pytest.TempPathFactory) -> None:
+    """What runs remember for the next is for the next one here, and not for the user's."""
+    os.environ["XDG_CACHE_HOME"] = str(tmp_path_factory.mktemp("cache"))
+
+
 @pytest.fixture(autouse=True)
 def _leaves_nothing_behind(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch):
     """No process, thread, shared-memory segment or temporary file may outlive a test, be it a failing one."""

@@ -23,7 +23,8 @@ _PANELS = {
     "checkpoint_every_s": "Checkpoints", "checkpoint_every_steps": "Checkpoints", "keep_checkpoints": "Checkpoints",
     "resume": "Checkpoints", "out": "Checkpoints", "name": "Checkpoints",
     "device": "Machine", "threads": "Machine", "loaders": "Machine", "collective": "Machine",
-    "shared_memory_limit_mb": "Machine", "exchange_timeout_s": "Machine",
+    "shared_memory_limit_mb": "Machine", "memory_limit": "Machine", "checkpoint_activations": "Machine",
+    "exchange_timeout_s": "Machine",
 }  # fmt: skip
 _SHORT = {"workers": "-w", "epochs": "-e", "batch": "-b"}
 
@@ -59,9 +60,10 @@ def with_run_options(*, leave_out: tuple[str, ...] = ()) -> Callable[[Callable[.
 
 
 def _annotation(field: dataclasses.Field[Any], hint: Any) -> Any:
-    names = [f"--{field.name.replace('_', '-')}", *([_SHORT[field.name]] if field.name in _SHORT else [])]
+    name = field.name.replace("_", "-")
+    names = [f"--{name}/--no-{name}" if hint is bool else f"--{name}", *filter(None, [_SHORT.get(field.name)])]
     help_text = field.metadata["help"]
-    if field.default is not None:
+    if field.default is not None and hint is not bool:
         help_text += f" Default: {field.default}."
     options = typing.get_args(hint) if typing.get_origin(hint) is Literal else ()
     kind = str if options else next(t for t in (*typing.get_args(hint), hint) if t is not type(None))

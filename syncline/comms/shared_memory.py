@@ -32,6 +32,7 @@ from syncline.comms.barrier import SharedBarrier
 from syncline.comms.collective import Collective, Solo, check_mixing, mixed, takers
 from syncline.comms.layout import NOTICE_BYTES, STAGE_BYTES, ControlLayout
 from syncline.comms.segment import Segment
+from syncline.comms.sum_ahead import SumAhead
 from syncline.errors import PeerLost, SynclineError
 
 __all__ = ["SharedMemory", "SharedMemoryFull"]
@@ -115,6 +116,21 @@ class SharedMemory:
             self._sum_in_place(copies, weight)
         else:
             self._sum_staged(tensor, weight)
+
+    def sum_ahead(self, tensor: torch.Tensor, parts: Sequence[tuple[int, int]]) -> SumAhead | None:
+        """A way to sum `tensor` part by part while it is being computed; None if it is not one from `allocate`.
+
+        All ranks call this together. The bits are those of `sum_`.
+        """
+        copies = self._copies_of(tensor)
+        if copies is None or not tensor.is_floating_point():
+            return None
+
+        def count() -> None:
+            self.bytes_sent += tensor.nbytes
+
+        memory = self._map_new_segment(SumAhead.bytes_needed(self.size, len(parts)))
+        return SumAhead(memory, copies, parts, rank=self.rank, barrier=self._barrier.wait, count=count)
 
     def mix_(self, tensor: torch.Tensor, mixing: Mapping[int, Mapping[int, float]]) -> None:
         """Take from the others' copies, or from what they staged."""

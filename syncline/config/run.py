@@ -10,6 +10,7 @@ import dataclasses
 from dataclasses import dataclass, field
 from typing import Any, Literal, get_args, get_origin, get_type_hints
 
+from syncline.config.amounts import bytes_of
 from syncline.errors import ConfigError
 
 __all__ = ["RunConfig", "describe"]
@@ -34,6 +35,26 @@ class RunConfig:
     device: Literal["auto", "cpu", "cuda", "mps"] = _f("cpu", "Where to compute; auto takes the best there is.")
     threads: int | None = _f(None, "Threads per worker. Default: cores / workers.")
     accumulate: int = _f(1, "Compute each worker's share in this many pieces, one exchange for all: saves memory.")
+    checkpoint_activations: bool = _f(
+        False, "Compute parts of the forward pass twice instead of keeping their results: saves memory, costs time."
+    )
+    memory_limit: str | float | None = _f(
+        None,
+        "The most memory a worker may use, such as 900MB or 2GB: shares are computed in as many pieces as that takes.",
+    )
+    tune: Literal["auto", "off"] = _f(
+        "auto",
+        "Before the first step, measure for a moment what is fastest here, and train with that: memory format, "
+        "threads, loaders. Remembered for the next run; runs of under 100 steps are left as they are.",
+    )
+    precision: Literal["float32", "bf16", "auto"] = _f(
+        "float32",
+        "What to compute in; weights are float32 always. auto takes bf16 if it is faster here and the loss stays what "
+        "it is.",
+    )
+    memory_format: Literal["auto", "contiguous", "channels-last"] = _f(
+        "auto", "How images lie in memory; the same mathematics, but not the same speed. auto is what --tune finds."
+    )
     loaders: int | None = _f(
         None,
         "Processes per worker that fetch samples ahead. Default: 1 for a Dataset with code of its own, 0 (a thread) "
@@ -91,6 +112,10 @@ class RunConfig:
                 raise ConfigError(f"{name} is {value!r}, but must be a number.")
             if value is not None and not value > 0:
                 raise ConfigError(f"{name} is {value:g}, but must be more than 0.")
+        if not isinstance(self.checkpoint_activations, bool):
+            raise ConfigError(f"checkpoint_activations is {self.checkpoint_activations!r}, but must be true or false.")
+        if self.memory_limit is not None:
+            bytes_of("memory_limit", self.memory_limit)
         if self.workers > 1024:
             raise ConfigError(f"workers is {self.workers}; one run has at most 1024.")
 

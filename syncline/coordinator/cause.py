@@ -102,8 +102,8 @@ def _less_memory(plan: Plan) -> str:
     if plan.kind == "own-loop":
         return "There is not as much memory. Smaller batches, fewer --workers or a smaller model need less."
     return (
-        "There is not as much memory. A smaller --batch, a larger --accumulate (each share in more pieces), fewer "
-        "--workers or a smaller model need less."
+        "There is not as much memory. A smaller --batch, a --memory-limit (shares in as many pieces as that takes), "
+        "--checkpoint-activations, fewer --workers or a smaller model need less."
     )
 
 

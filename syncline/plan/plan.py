@@ -12,6 +12,8 @@ from typing import Any, Literal
 
 import msgspec
 
+from syncline.plan.tuning import Choice
+
 __all__ = ["Plan", "WorkerPlan"]
 
 
@@ -61,6 +63,14 @@ class Plan:
     """What happens when a worker is lost."""
     most_losses: int = 10
     """With more losses than this in five minutes, the run ends with its work saved."""
+    precision: Literal["float32", "bf16"] = "float32"
+    memory_format: Literal["contiguous", "channels-last"] = "contiguous"
+    measured: tuple[Choice, ...] = ()
+    """What the workers find out by measuring before the first step; what is said here is where they start from."""
+    checkpoint_activations: bool = False
+    """Whether parts of the forward pass are computed twice, to save memory."""
+    memory_limit_bytes: int | None = None
+    """The most memory a worker may use; how many pieces that takes, the workers find out by measuring."""
     notes: tuple[str, ...] = field(default=())
 
     @property
@@ -130,6 +140,7 @@ class Plan:
         if self.size > 1:
             through = "shared memory" if self.collective == "shared-memory" else "torch.distributed"
             lines.append(f"They exchange through {through}.")
+        lines += [*_how_it_computes(self), *_how_it_saves_memory(self)]
         lines.append(
             f"A checkpoint every {self.checkpoint_every_s:g} s"
             + (f" and every {self.checkpoint_every_steps} steps" if self.checkpoint_every_steps else "")
@@ -137,6 +148,33 @@ class Plan:
         )
         lines.extend(self.notes)
         return "\n".join(lines)
+
+
+def _how_it_computes(plan: Plan) -> list[str]:
+    fixed = [
+        words
+        for choice, words in (("precision", plan.precision), ("memory-format", f"{plan.memory_format} memory"))
+        if choice not in plan.measured and words not in ("float32", "contiguous memory")
+    ]
+    lines = [f"They compute in {' and '.join(fixed)}."] if fixed else []
+    if plan.measured:
+        choices = ", ".join(choice.replace("-", " ") for choice in plan.measured)
+        lines.append(f"Before the first step they measure what is fastest here ({choices}), where there is a choice.")
+    return lines
+
+
+def _how_it_saves_memory(plan: Plan) -> list[str]:
+    lines = []
+    if plan.accumulate > 1:
+        lines.append(f"A share is computed in {plan.accumulate} pieces, to save memory.")
+    if plan.memory_limit_bytes is not None:
+        lines.append(
+            f"A worker may use {plan.memory_limit_bytes / 1e6:,.0f} MB: before the first step they measure what a "
+            "sample takes, and compute their shares in as few pieces as that allows."
+        )
+    if plan.checkpoint_activations:
+        lines.append("Parts of the forward pass are computed twice instead of being kept, to save memory.")
+    return lines
 
 
 def _places(workers: Sequence[WorkerPlan]) -> str:

@@ -6,10 +6,12 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
 
+from syncline.config.amounts import bytes_of
 from syncline.config.run import RunConfig
 from syncline.errors import ConfigError
 from syncline.plan.machine import Machine
 from syncline.plan.plan import Plan, WorkerPlan
+from syncline.plan.tuning import Choice
 from syncline.strategies.feasible import check_feasible, held_out, servers_needed
 from syncline.strategies.reading import read_strategy
 
@@ -17,6 +19,7 @@ __all__ = ["TaskFacts", "make_plan"]
 
 _DEFAULT_EPOCHS = 3
 _DEFAULT_BATCH = 128
+_FEWEST_STEPS_TO_TUNE = 100
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -58,6 +61,16 @@ def make_plan(facts: TaskFacts, config: RunConfig, machine: Machine, device: str
                 f"{config.workers} workers cannot share a batch of {batch}: some would have nothing to do. "
                 f"Set --workers to {batch} or less, or a larger --batch."
             )
+    elif config.precision != "float32" or config.memory_format != "auto":
+        raise ConfigError(
+            "How a script computes is up to the script: use torch.autocast and model.to(memory_format=...) there, and "
+            "leave out --precision and --memory-format."
+        )
+    if facts.kind == "own-loop" and (config.checkpoint_activations or config.memory_limit is not None):
+        raise ConfigError(
+            "How much a script computes at once, and what it keeps, is up to the script: use smaller pieces and "
+            "torch.utils.checkpoint there, and leave out --memory-limit and --checkpoint-activations."
+        )
     steps_per_epoch = -(-train_samples // batch)
     total_steps = steps_per_epoch * epochs
     if config.max_steps is not None:
@@ -104,6 +117,11 @@ def make_plan(facts: TaskFacts, config: RunConfig, machine: Machine, device: str
         held_out=held,
         on_loss=config.on_loss,
         most_losses=config.most_losses,
+        precision="bf16" if config.precision == "bf16" else "float32",
+        memory_format="channels-last" if config.memory_format == "channels-last" else "contiguous",
+        checkpoint_activations=config.checkpoint_activations,
+        memory_limit_bytes=bytes_of("memory_limit", config.memory_limit) if config.memory_limit is not None else None,
+        measured=_measured(config, total_steps) if facts.kind == "train" else (),
         notes=tuple(notes),
     )
 
@@ -131,6 +149,16 @@ def _collective(
         raise ConfigError(f"--collective shared-memory is not possible: {reason}. Use --collective process-group.")
     notes.append(f"The workers exchange through torch.distributed, because {reason}.")
     return "process-group"
+
+
+def _measured(config: RunConfig, steps: int) -> tuple[Choice, ...]:
+    """The choices that are left to the workers. In a short run, measuring would take longer than it could save."""
+    chosen: list[Choice] = []
+    if config.tune == "auto" and steps >= _FEWEST_STEPS_TO_TUNE:
+        chosen += ["memory-format"] if config.memory_format == "auto" else []
+        chosen += ["threads"] if config.threads is None else []
+        chosen += ["loaders"] if config.loaders is None else []
+    return (*chosen, "precision") if config.precision == "auto" else tuple(chosen)
 
 
 def held_out_samples(fraction: float, samples: int, workers: int) -> int:

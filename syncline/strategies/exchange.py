@@ -148,6 +148,12 @@ class Exchange(Protocol):
     def before_forward(self) -> None:
         """Before a step's forward pass."""
 
+    def before_backward(self, weight: float) -> None:
+        """Before the backward pass that completes the gradients: they may be exchanged as they become complete.
+
+        A loop of the user's own need not say so.
+        """
+
     def before_update(self, weight: float) -> bool:
         """The local gradients are complete; `weight` is this worker's part of the step's samples.
 
@@ -207,6 +213,10 @@ class PlainExchange:
 
     def before_forward(self) -> None:
         """Nothing."""
+
+    def before_backward(self, weight: float) -> None:
+        """Nothing."""
+        del weight
 
     def before_update(self, weight: float) -> bool:
         """Nothing: this worker applies its own gradients."""

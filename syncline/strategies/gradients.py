@@ -44,6 +44,8 @@ class GradientBuffer:
         self.members = list(by_dtype.values())
         """The parameters whose gradients each of the `flats` holds, in order."""
         self.flats: list[torch.Tensor] = []
+        self.places: dict[torch.nn.Parameter, tuple[int, int]] = {}
+        """Where each parameter's gradient begins and ends in its flat buffer."""
         self._views: list[tuple[torch.nn.Parameter, torch.Tensor]] = []
         for dtype, members in by_dtype.items():
             extra = riders if dtype == torch.float32 else 0
@@ -57,6 +59,7 @@ class GradientBuffer:
                 # The parameter's own strides, so that a channels-last weight gets a channels-last gradient.
                 view = flat.as_strided(p.shape, dense_strides(p), flat.storage_offset() + offset)
                 self._views.append((p, view))
+                self.places[p] = (offset, offset + p.numel())
                 offset += p.numel()
         self.attach()
 

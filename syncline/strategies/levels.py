@@ -124,6 +124,10 @@ class UpdatesAcross(PlainExchange):
         self._spread_saved()
         self._inside.before_forward()
 
+    def before_backward(self, weight: float) -> None:
+        """As inside the group."""
+        self._inside.before_backward(weight / self._groups.part)
+
     def before_update(self, weight: float) -> bool:
         """As inside the group; its wishes wait until all groups can hear them."""
         self._has_agreed_inside = self._inside.before_update(weight / self._groups.part)

@@ -16,6 +16,7 @@ from typing import Any
 
 from syncline.errors import PeerLost
 from syncline.strategies.combine import make_combiner
+from syncline.strategies.during_backward import sums_during_backward
 from syncline.strategies.exchange import PlainExchange, Recovery, Replica
 from syncline.strategies.how import Exact, How
 
@@ -37,13 +38,22 @@ class SumGradients(PlainExchange):
             make_combiner(how, replica.collective, [p.shape for p in members], replica.seed)
             for members in replica.gradients.members
         ]
+        self._ahead = sums_during_backward(replica) if self._is_exact else {}
+
+    def before_backward(self, weight: float) -> None:
+        """From here on, gradients are summed as backward completes them."""
+        for summing in self._ahead.values():
+            summing.begin(weight)
 
     def before_update(self, weight: float) -> bool:
         """Sum the gradients. The riders are part of the buffer, but an encoding must not touch them."""
         gradients, collective = self.replica.gradients, self.replica.collective
         if self._is_exact:
-            for flat in gradients.flats:
-                collective.sum_(flat, weight)
+            for number, flat in enumerate(gradients.flats):
+                if number in self._ahead:
+                    self._ahead[number].finish(weight)
+                else:
+                    collective.sum_(flat, weight)
         else:
             self._sum_encoded(weight)
         self.replica.log.exchanged()
@@ -62,6 +72,11 @@ class SumGradients(PlainExchange):
             for combiner, state in zip(self._combiners, before, strict=True):
                 combiner.load(state)  # the step will be done again, so what it left over counts as not left
             raise
+
+    def close(self) -> None:
+        """Backward passes are nobody's business any more."""
+        for summing in self._ahead.values():
+            summing.close()
 
     def private_state(self) -> dict[str, Any] | None:
         """What this worker could not send yet."""

@@ -66,6 +66,10 @@ class TakeTurns:
             self._change_over()
         self._current.before_forward()
 
+    def before_backward(self, weight: float) -> None:
+        """As the phase does."""
+        self._current.before_backward(weight)
+
     def before_update(self, weight: float) -> bool:
         """As the phase does."""
         return self._current.before_update(weight)

@@ -12,8 +12,8 @@ from typing import Any
 import msgspec
 
 __all__ = [
-    "CheckpointSaved", "Contest", "Evaluated", "Event", "Exchanged", "Logged", "Progress", "RunEnded", "RunStarted",
-    "StrategySwitched", "Summary", "Warned", "WentOn", "WorkerFailure", "WorkerLost", "WorkerOutput",
+    "CheckpointSaved", "Contest", "Evaluated", "Event", "Exchanged", "Logged", "Noted", "Progress", "RunEnded",
+    "RunStarted", "StrategySwitched", "Summary", "Warned", "WentOn", "WorkerFailure", "WorkerLost", "WorkerOutput",
     "WorkerReady", "WorkerSlow", "from_dict", "to_dict", "to_line",
 ]  # fmt: skip
 
@@ -125,6 +125,13 @@ class CheckpointSaved(_Event, frozen=True, kw_only=True, tag="checkpoint_saved")
     seconds: float
 
 
+class Noted(_Event, frozen=True, kw_only=True, tag="noted"):
+    """Something that is good to know: what was found out by measuring, say."""
+
+    message: str
+    details: dict[str, Any] = {}
+
+
 class Warned(_Event, frozen=True, kw_only=True, tag="warned"):
     """Something the user should know that did not stop the run."""
 
@@ -208,11 +215,13 @@ class Summary(_Event, frozen=True, kw_only=True, tag="summary"):
     workers: int
     run_dir: str
     stopped_early: bool = False
+    peak_memory_bytes: dict[int, int] = {}
+    """The most memory that each worker had in use while training, by its number."""
 
 
 Event = (
     RunStarted | WorkerReady | Progress | Exchanged | Contest | StrategySwitched | Evaluated | Logged | CheckpointSaved
-    | Warned | WorkerOutput | WorkerLost | WentOn | WorkerSlow | WorkerFailure | RunEnded | Summary
+    | Noted | Warned | WorkerOutput | WorkerLost | WentOn | WorkerSlow | WorkerFailure | RunEnded | Summary
 )  # fmt: skip
 
 _encoder = msgspec.json.Encoder()

@@ -16,6 +16,7 @@ from rich.text import Text
 
 from syncline.telemetry.events import (
     Event,
+    Noted,
     RunEnded,
     RunStarted,
     StrategySwitched,
@@ -134,6 +135,8 @@ class LiveView:
                 self._tell(Text.assemble((f"[worker {event.rank}] ", "dim"), text) if event.rank else text)
             case StrategySwitched():
                 self._tell(Text(f"from step {event.step} on: {event.strategy}", "dim"))
+            case Noted():
+                self._tell(Text(_whole(event.message), "dim"))
             case Warned() if self._state.warning_count <= MOST_WARNINGS:
                 who = f"worker {event.rank}: " if event.rank is not None else ""
                 self._tell(Text.assemble(("! ", "bold yellow"), (f"{who}{_whole(event.message)}", "yellow")))

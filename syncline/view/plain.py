@@ -11,6 +11,7 @@ from typing import TextIO
 from syncline.telemetry.events import (
     Evaluated,
     Event,
+    Noted,
     Progress,
     RunEnded,
     RunStarted,
@@ -36,6 +37,7 @@ from syncline.view.words import (
     metric,
     metric_words,
     number,
+    peak_memory,
     rate,
     size,
 )
@@ -77,6 +79,8 @@ class PlainLines:
                 self._line(f"epoch {event.epoch}/{state.plan.epochs}", *results)
             case StrategySwitched():
                 self._text(f"from step {event.step} on: {event.strategy}")
+            case Noted():
+                self._text(event.message)
             case Warned() if state.warning_count <= MOST_WARNINGS:
                 who = f" (worker {event.rank})" if event.rank is not None else ""
                 self._text(f"warning{who}: {event.message}")
@@ -146,6 +150,9 @@ class PlainLines:
             f"{how} {epochs}{event.steps} steps in {duration(event.seconds)}: {rate(event.samples_per_s)} samples/s "
             f"with {count(event.workers, 'worker')}"
         )
+        memory = peak_memory(event.peak_memory_bytes)
+        if memory is not None:
+            self._line(f"peak memory: {memory}")
         for line in state.stragglers.account(event.time):
             self._line(line)
         series = state.result_series

@@ -23,6 +23,7 @@ from syncline.view.words import (
     metric_words,
     metrics_in_order,
     number,
+    peak_memory,
     rate,
 )
 
@@ -85,6 +86,9 @@ def _facts(state: RunState, summary: Summary) -> list[Text]:
     epochs = [] if state.plan.is_own_loop else [f"{summary.epochs:.4g} epoch{'s' * (summary.epochs != 1)}"]
     facts = [*epochs, f"{summary.steps:,} steps", duration(summary.seconds), f"{rate(summary.samples_per_s)} samples/s"]
     facts.append(count(summary.workers, "worker"))
+    memory = peak_memory(summary.peak_memory_bytes)
+    if memory is not None:
+        facts.append(f"peak memory {memory}")
     if state.warning_count:
         facts.append(count(state.warning_count, "warning"))
     return [Text(fact) for fact in facts]

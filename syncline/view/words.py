@@ -14,7 +14,7 @@ from syncline.telemetry.events import Summary, WorkerFailure
 
 __all__ = [
     "accuracy", "best_metric", "cause_first", "clean", "count", "duration", "headline", "is_accuracy",
-    "metric", "metric_words", "metrics_in_order", "next_steps", "number", "rate", "size",
+    "metric", "metric_words", "metrics_in_order", "next_steps", "number", "peak_memory", "rate", "size",
 ]  # fmt: skip
 
 _ESCAPE = re.compile(r"\x1b\][^\x07\x1b]*(?:\x07|\x1b\\)|\x1b\[[0-?]*[ -/]*[@-~]|\x1b[ -/]*[0-~]?")
@@ -62,6 +62,15 @@ def size(amount: int) -> str:
             break
         value, unit = value / 1000, larger
     return f"{value:.0f} {unit}" if unit == "bytes" or value >= 100 else f"{value:.1f} {unit}"
+
+
+def peak_memory(by_worker: Mapping[int, int]) -> str | None:
+    """`412 MB per worker (the largest, worker 1)`; None if nobody knows."""
+    if not by_worker:
+        return None
+    largest = max(by_worker, key=lambda worker: by_worker[worker])
+    more = f" per worker (the largest, worker {largest})" if len(by_worker) > 1 else ""
+    return f"{size(by_worker[largest])}{more}"
 
 
 def number(value: float | None) -> str:

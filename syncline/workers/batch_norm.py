@@ -1,7 +1,8 @@
 """Batch normalisation over the global batch, so that n workers compute what one process would.
 
-Here: `synchronise_batch_norm`, which makes the BatchNorm layers of a model share their statistics, and
-`take_part_without_samples`, for a worker whose share of a batch is empty. Not here: the sum itself (`comms`), how a
+Here: `synchronise_batch_norm`, which makes the BatchNorm layers of a model share their statistics,
+`take_part_without_samples`, for a worker whose share of a batch is empty, and `found_once`, for layers that are
+computed a second time (`recompute.py`). Not here: the sum itself (`comms`), how a
 global batch is cut into shares (`data`), how the gradients are combined afterwards (`strategies`). torch's own
 `SyncBatchNorm` refuses CPU tensors, hence this one.
 
@@ -48,7 +49,7 @@ from __future__ import annotations
 import copy
 import functools
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from typing import Any, NamedTuple
 
 import torch
@@ -60,7 +61,7 @@ from torch.nn.modules.lazy import LazyModuleMixin
 from syncline.comms.collective import Collective
 from syncline.errors import ConfigError
 
-__all__ = ["has_global_batch_norm", "synchronise_batch_norm", "take_part_without_samples"]
+__all__ = ["found_once", "has_global_batch_norm", "synchronise_batch_norm", "take_part_without_samples"]
 
 
 def synchronise_batch_norm(model: nn.Module, collective: Collective) -> nn.Module:
@@ -120,6 +121,37 @@ def take_part_without_samples(model: nn.Module) -> Iterator[None]:
             parameter.grad.zero_()  # not `= None`: a gradient may be a view of the strategy's buffer
 
 
+def found_once(block: nn.Module) -> tuple[AbstractContextManager[None], AbstractContextManager[None]]:
+    """Contexts for computing the layers of `block`, and for computing them once more with the same input.
+
+    The second time, nobody is asked for the statistics that all workers have found together.
+    """
+    layers = [module for module in block.modules() if isinstance(module, _GlobalBatchNorm)]
+    found: list[list[_Statistics]] = [[] for _ in layers]
+
+    @contextmanager
+    def first() -> Iterator[None]:
+        for layer, kept in zip(layers, found, strict=True):
+            layer.found = kept
+        try:
+            yield
+        finally:
+            for layer in layers:
+                del layer.found
+
+    @contextmanager
+    def again() -> Iterator[None]:
+        for layer, kept in zip(layers, found, strict=True):
+            layer.known = iter(kept)
+        try:
+            yield
+        finally:
+            for layer in layers:
+                del layer.known
+
+    return first(), again()
+
+
 class _Statistics(NamedTuple):
     """The global batch as one layer sees it, and this worker's place in it."""
 
@@ -135,6 +167,10 @@ class _GlobalBatchNorm(_BatchNorm):
     plain_class: type[_BatchNorm]
     collective: Collective
     counts_samples: bool
+    found: list[_Statistics]
+    """Where to keep the statistics, if they will be needed once more."""
+    known: Iterator[_Statistics]
+    """The statistics that were kept, when they are needed once more."""
 
     def connect(self, collective: Collective) -> None:
         """Exchange statistics through `collective`, or become torch's own layer again if there is nobody else."""
@@ -150,14 +186,21 @@ class _GlobalBatchNorm(_BatchNorm):
         if not self.training:
             return super().forward(input)
         self._check_input_dim(input)  # type: ignore[no-untyped-call]  # torch leaves it untyped
-        dtype = _statistics_dtype(input, self.weight, self.bias)
-        statistics = _global_statistics(input.detach(), dtype, self.counts_samples, self.collective)
-        if self.track_running_stats:
-            self._track(statistics)
+        statistics = next(self.known) if "known" in self.__dict__ else self._find_statistics(input)
         output: torch.Tensor = _Normalise.apply(  # type: ignore[no-untyped-call]  # torch leaves it untyped
             input, self.weight, self.bias, statistics, self.eps, self.collective
         )
         return output
+
+    def _find_statistics(self, input: torch.Tensor) -> _Statistics:
+        """Together with the other workers."""
+        dtype = _statistics_dtype(input, self.weight, self.bias)
+        statistics = _global_statistics(input.detach(), dtype, self.counts_samples, self.collective)
+        if self.track_running_stats:
+            self._track(statistics)
+        if "found" in self.__dict__:
+            self.found.append(statistics)
+        return statistics
 
     @torch.no_grad()
     def _track(self, statistics: _Statistics) -> None:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import functools
 import inspect
 import re
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +18,7 @@ from torch import nn
 
 from syncline.config.spec import Spec
 from syncline.data.named import named
-from syncline.data.source import ArraySource, Source, as_source
+from syncline.data.source import ArraySource, Source, as_source, inputs_only
 from syncline.errors import ConfigError, UnknownName, nearest
 from syncline.task import LocatedData, Task, made
 from syncline.zoo import registry as zoo
@@ -38,7 +38,14 @@ Loss = Callable[..., torch.Tensor]
 
 
 def build_sources(task: Task) -> tuple[Source, Source | None]:
-    """The training data and the test data, if any."""
+    """The training data and the test data, if any; without targets if the model is to give back its input."""
+    train, test = _sources(task)
+    if task.reconstructs:
+        return inputs_only(train), inputs_only(test) if test is not None else None
+    return train, test
+
+
+def _sources(task: Task) -> tuple[Source, Source | None]:
     if isinstance(task.data, LocatedData):
         data_set, path, scale = named(task.data.name), Path(task.data.path), task.data.info.scale
         train: Source = ArraySource(*data_set.load(path, "train"), scale=scale)
@@ -91,9 +98,9 @@ def build_loss(loss: Spec | Loss) -> Loss:
     return made
 
 
-def build_optimizer(task: Task, parameters: Iterable[nn.Parameter]) -> torch.optim.Optimizer:
-    """An optimiser by its name in torch.optim, or from the user's function of the parameters."""
-    wanted = task.optimizer
+def build_optimizer(task: Task, model: nn.Module) -> torch.optim.Optimizer:
+    """An optimiser of the model by its name in torch.optim, or from the user's function of the parameters."""
+    wanted, parameters = task.optimizer, model.parameters()
     if not isinstance(wanted, Spec):
         if task.weight_decay is not None:
             raise ConfigError(
@@ -111,8 +118,22 @@ def build_optimizer(task: Task, parameters: Iterable[nn.Parameter]) -> torch.opt
     found = _find("optimizer", wanted.name, classes)
     if task.weight_decay is not None:
         wanted = wanted.with_options(weight_decay=task.weight_decay)
+    if _can_be_fused(found, wanted, model):
+        wanted = wanted.with_options(fused=True)
     optimizer: torch.optim.Optimizer = _construct("optimizer", found, wanted, (list(parameters),))
     return optimizer
+
+
+def _can_be_fused(optimizer: type, wanted: Spec, model: nn.Module) -> bool:
+    """Whether the update can be one operation over all parameters, which is faster, and the user has not decided."""
+    if "fused" not in inspect.signature(optimizer).parameters:
+        return False
+    if {"fused", "foreach", "capturable", "differentiable"} & set(wanted.options):
+        return False
+    has_sparse_gradients = any(getattr(module, "sparse", False) for module in model.modules())
+    return not has_sparse_gradients and all(
+        p.is_floating_point() and p.device.type in ("cpu", "cuda") for p in model.parameters()
+    )
 
 
 _BY_EPOCH = {"StepLR", "MultiStepLR", "ExponentialLR", "MultiplicativeLR", "LambdaLR", "ReduceLROnPlateau"}
@@ -175,6 +196,9 @@ def _shape_and_classes(task: Task, train: Source) -> tuple[tuple[int, ...], int]
     if isinstance(task.data, LocatedData) and task.data.info.classes is not None:
         return task.data.info.input_shape, task.data.info.classes
     batch = train.fetch([0])
+    if task.reconstructs:
+        inputs: torch.Tensor = batch[0] if isinstance(batch, (tuple, list)) else batch
+        return tuple(inputs.shape[1:]), 1  # there are no classes
     if not isinstance(batch, (tuple, list)) or not isinstance(batch[0], torch.Tensor):
         raise ConfigError(
             f"The model {task.model} can be fitted to data whose samples are (input, target) pairs of tensors."

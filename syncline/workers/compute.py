@@ -20,6 +20,8 @@ __all__ = ["correct_fraction", "loss_of", "pieces", "to_device"]
 
 def loss_of(model: torch.nn.Module, loss: Loss, batch: Any) -> tuple[torch.Tensor, torch.Tensor, Any]:
     """The loss of a batch, the model's output and the target."""
+    if isinstance(batch, (tuple, list)) and len(batch) == 1:
+        batch = batch[0]  # as one array gives it
     if isinstance(batch, torch.Tensor):
         inputs, target = (batch,), batch
     elif isinstance(batch, (tuple, list)) and len(batch) >= 2:

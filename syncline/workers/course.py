@@ -57,9 +57,11 @@ class Course:
         *,
         clip_norm: float | None = None,
         score: Callable[[], tuple[float, float]] | None = None,
+        settle: Callable[[], None] = lambda: None,
     ) -> None:
         """Find out together with the other members from where to go on, and get ready for it.
 
+        `settle` is called when `trained` is up to date, before its gradients are laid out.
         `trained` may be other objects than in the last View: a user's script that was begun again has made new ones.
         """
         self.tell_used()
@@ -72,6 +74,7 @@ class Course:
             self._trained.forget_step()
         private = self._load_saved(trained) if agreed is None else self._share_state(agreed, trained)
         self.position = self.start = self.stint.start
+        settle()
         self.replica, self.exchange = runtime.replicate(
             trained.model,
             trained.optimizer,

@@ -127,6 +127,7 @@ def _execute(script: Script) -> bool:
 
 def _end(course: Course, runtime: Runtime, *, stopped_early: bool) -> None:
     course.save(is_last=True)
+    runtime.tell_peak_memory()
     runtime.collective.barrier()  # whoever leaves knows that all is saved
     course.close_ledger(stopped_early=stopped_early)
 

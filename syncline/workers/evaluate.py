@@ -21,9 +21,10 @@ from syncline.workers.build import Loss
 from syncline.workers.compute import correct_fraction, loss_of, to_device
 from syncline.workers.metrics import MetricSet
 
-__all__ = ["evaluate", "mean_loss_and_accuracy"]
+__all__ = ["BLOCK", "evaluate", "mean_loss_and_accuracy"]
 
-_BLOCK = 256
+BLOCK = 256
+"""How many samples are evaluated at once, if memory allows."""
 
 
 def evaluate(
@@ -33,11 +34,12 @@ def evaluate(
     test: Source,
     collective: Collective,
     device: torch.device,
+    block: int = BLOCK,
 ) -> dict[str, float]:
     """The loss and the metrics over all test samples, under `test/...`; the same on every worker."""
     was_training = model.training
     model.eval()
-    blocks = split(len(test), -(-len(test) // _BLOCK))
+    blocks = split(len(test), -(-len(test) // block))
     first, last = share(len(blocks), collective.size, collective.rank)
     results: list[tuple[int, float, dict[str, Any]]] = []
     with torch.inference_mode():
@@ -62,14 +64,19 @@ def evaluate(
 
 
 def mean_loss_and_accuracy(
-    model: torch.nn.Module, loss: Loss, source: Source, indices: np.ndarray, device: torch.device
+    model: torch.nn.Module,
+    loss: Loss,
+    source: Source,
+    indices: np.ndarray,
+    device: torch.device,
+    block: int = BLOCK,
 ) -> tuple[float, float]:
     """Over these samples of `source`, on this worker alone; the accuracy is NaN where there is no such thing."""
     was_training = model.training
     model.eval()
     total_loss, total_correct = 0.0, 0.0
     with torch.inference_mode():
-        for low, high in split(len(indices), max(1, -(-len(indices) // _BLOCK))):
+        for low, high in split(len(indices), max(1, -(-len(indices) // block))):
             batch = to_device(source.fetch(indices[low:high]), device)
             value, output, target = loss_of(model, loss, batch)
             fraction = correct_fraction(output, target)

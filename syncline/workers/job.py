@@ -8,34 +8,45 @@ from __future__ import annotations
 
 import math
 import time
+from dataclasses import asdict, replace
 from typing import Any, NamedTuple
 
 import numpy as np
 import torch
+from torch.nn.modules.batchnorm import _BatchNorm
 
 from syncline.algorithms.partition import share as share_of
 from syncline.data.order import Position, SampleOrder, Share, hold_out
 from syncline.data.prefetch import Ahead, Fetched, InLine, ahead_of
 from syncline.data.source import DatasetSource
 from syncline.errors import NonFiniteLoss, PeerLost
+from syncline.plan.memory import MemoryUse, Pieces, pieces_within
 from syncline.plan.plan import Plan
+from syncline.plan.tuning import Tuning
 from syncline.strategies.exchange import Exchange, Replica
 from syncline.task import Task
-from syncline.telemetry.events import Evaluated, Warned
+from syncline.telemetry.events import Evaluated, Noted, Warned
 from syncline.workers.batch_norm import has_global_batch_norm, take_part_without_samples
 from syncline.workers.build import build_loss, build_model, build_optimizer, build_schedule, build_sources
+from syncline.workers.calibrate import find_tuning
 from syncline.workers.compute import correct_fraction, loss_of, pieces, to_device
 from syncline.workers.course import Course
-from syncline.workers.evaluate import evaluate, mean_loss_and_accuracy
+from syncline.workers.evaluate import BLOCK, evaluate, mean_loss_and_accuracy
+from syncline.workers.memory import agreed_use, measure_use, needed_besides
 from syncline.workers.metrics import MetricSet
+from syncline.workers.recompute import recompute_activations
 from syncline.workers.runtime import Runtime
 from syncline.workers.step import Outcome, Update
 from syncline.workers.trained import Parts, Trained
+from syncline.workers.tuning import computing_in, lay_out, planned, settle
 
 __all__ = ["Job", "Local"]
 
 _ACCURACY_EVERY = 4
 """In which steps the accuracy on the training data is looked at: it is for the eye, and takes as long as an update."""
+
+_FEW_SAMPLES = 8
+"""With so many is tried out what is fastest, if memory is short."""
 
 _NOTHING = np.empty(0, np.int64)
 
@@ -63,6 +74,7 @@ class Job:
         self.course = Course(runtime, order, epochs=plan.epochs)
         self._loss = build_loss(task.loss)  # type: ignore[arg-type]  # Task.with_defaults has filled it in
         self._metrics = MetricSet(task.metrics)  # type: ignore[arg-type]  # likewise
+        self._memory_use: MemoryUse | None = None
         self.trained = Trained(self._build)
 
     def _build(self) -> Parts:
@@ -72,7 +84,9 @@ class Job:
         seed = plan.seed + (self.runtime.number if plan.held_out else 0)
         model = build_model(task, self.train_source, seed).to(self.device)
         model.train()
-        optimizer = build_optimizer(task, model.parameters())
+        if plan.checkpoint_activations and not recompute_activations(model):
+            self.runtime.warn("checkpoint_activations saves nothing: this model has no blocks to be computed twice.")
+        optimizer = build_optimizer(task, model)
         self._schedule = build_schedule(
             task.schedule,  # type: ignore[arg-type]  # Task.with_defaults has filled it in
             optimizer,
@@ -87,9 +101,10 @@ class Job:
         low, high = share_of(plan.held_out, plan.size, runtime.rank)  # every worker has a part to judge models by
         self._held_out = None if self._held is None else self._held[low:high]
         score = self._score if self._held_out is not None else None
-        self.course.enter_view(self.trained, clip_norm=self._task.clip_norm, score=score)
+        self.course.enter_view(self.trained, clip_norm=self._task.clip_norm, score=score, settle=self._settle)
         runtime.in_flight = (self.course.start.step, _NOTHING)
         self._update = Update(self.replica, self.exchange, self.recorder, calls=runtime, clip_norm=self._task.clip_norm)
+        self._in_pieces = self._pieces()
         if self.ends_epoch(self.course.start):
             self.after_epoch(self.course.start)  # somebody was lost in the middle of it
 
@@ -113,9 +128,16 @@ class Job:
         """The latest numbers."""
         return self.trained.metrics
 
+    @property
+    def tuning(self) -> Tuning:
+        """How this run computes."""
+        return self.trained.tuning or planned(self.plan)
+
     def fetch_ahead(self) -> Ahead[Fetched] | InLine[Fetched]:
         """This worker's share of every step from the start of the View to the end, read ahead of time."""
         loaders = self.plan.loaders
+        if loaders is None:
+            loaders = self.tuning.loaders
         if loaders is None:
             loaders = 1 if isinstance(self.train_source, DatasetSource) else 0
         shares = self.course.order.shares_of(self.course.stint, self.runtime.rank)
@@ -140,9 +162,13 @@ class Job:
             return self._without_samples(batch)
         total_loss, total_correct = 0.0, 0.0
         fraction: float | None = None
-        for piece, part in pieces(batch, len(share.indices), self.plan.accumulate):
-            loss, output, target = loss_of(self.replica.model, self._loss, piece)
+        parts = list(pieces(batch, len(share.indices), self._pieces_of(share)))
+        for number, (piece, part) in enumerate(parts, start=1):
+            with computing_in(self.tuning.precision, self.device):
+                loss, output, target = loss_of(self.replica.model, self._loss, piece)
             self.recorder.mark("forward")
+            if number == len(parts):
+                self.exchange.before_backward(share.weight)
             torch.autograd.backward(loss if part == 1.0 else loss * part)
             self.recorder.mark("backward")
             total_loss += float(loss.detach()) * part
@@ -208,8 +234,9 @@ class Job:
                 for buffer in self.replica.model.buffers():
                     self.runtime.collective.broadcast_(buffer)  # rank 0's statistics are the run's
             result = evaluate(
-                self.replica.model, self._loss, self._metrics, self._test, self.runtime.collective, self.device
-            )
+                self.replica.model, self._loss, self._metrics, self._test, self.runtime.collective, self.device,
+                self._evaluated_at_once,
+            )  # fmt: skip
         self.metrics.update(result)
         self.trained.evaluated_at = position.step
         if self.runtime.rank == 0:
@@ -226,20 +253,89 @@ class Job:
         is_over = position.cursor == 0 and position.epoch > self.trained.epochs_closed
         return is_over and not self.course.stint.makes_up_after(position.step)
 
+    def _settle(self) -> None:
+        """Compute as the others do; find out how in the first View."""
+        found = settle(self.runtime.collective, self.trained.tuning, self._find_tuning)
+        self.trained.tuning = planned(self.plan, found)
+        lay_out(self.trained.model, self.trained.optimizer, self.trained.tuning)
+
+    def _find_tuning(self) -> Tuning:
+        model, optimizer = self.trained.model, self.trained.optimizer
+        first = next(self.course.order.shares_of(self.course.stint, self.runtime.rank), None)
+        if first is None:  # all is done; only the end is left
+            return planned(self.plan)
+        if self.plan.memory_limit_bytes is not None:
+            first = replace(first, indices=first.indices[:_FEW_SAMPLES])
+        return find_tuning(self.runtime, model, optimizer, self._loss, self.train_source, first)
+
     def _score(self) -> tuple[float, float]:
         assert self._held_out is not None, "asked for in tournaments only"
-        return mean_loss_and_accuracy(self.replica.model, self._loss, self.train_source, self._held_out, self.device)
+        return mean_loss_and_accuracy(
+            self.replica.model, self._loss, self.train_source, self._held_out, self.device, self._evaluated_at_once
+        )
+
+    def _pieces(self) -> int:
+        """In how many pieces a share is computed in this View: as the plan says, or more if memory demands."""
+        plan = self.plan
+        self._evaluated_at_once = BLOCK
+        if plan.memory_limit_bytes is None:
+            return plan.accumulate
+        share = -(-plan.batch // plan.size)
+        self._memory_use = agreed_use(self.runtime.collective, self._memory_use, lambda: self._measure_memory(share))
+        found = pieces_within(plan.memory_limit_bytes, self._memory_use, share, plan.accumulate)
+        self._evaluated_at_once = min(BLOCK, found.samples)
+        self._tell_pieces(found)
+        return found.count
+
+    def _measure_memory(self, share: int) -> MemoryUse:
+        assert self.plan.memory_limit_bytes is not None, "asked for only then"
+        model, collective = self.replica.model, self.runtime.collective
+        return measure_use(
+            self._try_out,
+            model,
+            share=share,
+            batch=self.plan.batch,
+            limit_bytes=self.plan.memory_limit_bytes,
+            more=needed_besides(model, self.replica.optimizer, collective),
+            collective=collective,
+            device=self.device,
+        )
+
+    def _try_out(self, samples: int) -> None:
+        """Forward and backward of some samples, of which nothing remains."""
+        batch = self.to_device(self.train_source.fetch(np.arange(samples)))
+        with computing_in(self.tuning.precision, self.device):
+            loss, _, _ = loss_of(self.replica.model, self._loss, batch)
+        torch.autograd.backward(loss)
+        self.replica.gradients.zero_()
+
+    def _tell_pieces(self, found: Pieces) -> None:
+        if self.runtime.rank != 0:
+            return
+        self.recorder.emit(Noted(message=found.in_words(), details={"memory": asdict(found)}))
+        if found.count > self.plan.accumulate and any(isinstance(m, _BatchNorm) for m in self.replica.model.modules()):
+            self.runtime.warn(
+                "Batch norm takes its statistics from one micro-batch at a time, so --memory-limit changes the result "
+                "of this model a little."
+            )
 
     def _without_samples(self, batch: Any) -> Local:
         """A share without samples adds nothing, but batch-norm layers of the others wait for this worker."""
         if has_global_batch_norm(self.replica.model):
             with take_part_without_samples(self.replica.model):
-                loss, _, _ = loss_of(self.replica.model, self._loss, batch)
+                with computing_in(self.tuning.precision, self.device):
+                    loss, _, _ = loss_of(self.replica.model, self._loss, batch)
                 torch.autograd.backward(loss)
         with torch.no_grad():
             self.replica.gradients.zero_()
         self.recorder.mark("forward")
         return Local(0.0, 0.0)
+
+    def _pieces_of(self, share: Share) -> int:
+        """Workers whose batch norm waits for the others have equally many, and nobody has an empty one."""
+        if self._in_pieces == 1 or not has_global_batch_norm(self.replica.model):
+            return self._in_pieces
+        return min(self._in_pieces, max(1, share.batch // self.plan.size))
 
     def _where(self, share: Share, loss: float) -> str:
         shown = ", ".join(str(int(i)) for i in share.indices[:8])

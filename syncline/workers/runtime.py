@@ -40,6 +40,7 @@ from syncline.telemetry.run_dir import RunDir
 from syncline.telemetry.strategy_log import StrategyRecorder
 from syncline.workers.batch_norm import synchronise_batch_norm
 from syncline.workers.link import Link
+from syncline.workers.memory import Peak, optimizer_slots
 from syncline.workers.step import RIDERS
 
 if TYPE_CHECKING:
@@ -64,7 +65,9 @@ class Runtime:
         self.device = torch.device(plan.workers[number % plan.size].device)
         self.collective: Collective = Solo()
         self.recorder = recorder
-        self._has_been_member = False
+        self._memory = Peak(self.device)
+        self._peaks: dict[str, int] = {}
+        self._has_been_member = self._has_trained = False
         self.members = [number]
         """The numbers of all members of the View, in the order of their ranks."""
         self.noticed_at = time.monotonic()
@@ -233,10 +236,13 @@ class Runtime:
                 parameters=sum(p.numel() for p in model.parameters()),
                 collective=type(self.collective).__name__,
                 expected_bytes_per_step=expected_bytes_per_step(
-                    self._strategy, shapes, workers=self.plan.size, optimizer_slots=_slots(optimizer)
+                    self._strategy, shapes, workers=self.plan.size, optimizer_slots=optimizer_slots(optimizer)
                 ),
             )
         )
+        if not self._has_trained:
+            self._memory.reset()  # what it took to get ready does not count
+            self._has_trained = True
         self._exchange = exchange
         return replica, exchange
 
@@ -326,7 +332,13 @@ class Runtime:
             "epochs": position.epoch + (position.cursor / self.plan.train_samples if self.plan.train_samples else 0.0),
             "samples": self.recorder.total_samples,
             "seconds": self.recorder.total_seconds,
+            "peak_memory_bytes": self._peaks,
         }
+
+    def tell_peak_memory(self) -> None:
+        """Let all workers know how much memory each of them has needed."""
+        told = self.collective.gather(str(self._memory.read()).encode())
+        self._peaks = {str(number): int(peak) for number, peak in zip(self.members, told, strict=True)}
 
     def note(self, line: Line) -> None:
         """Write a line into the run's ledger."""
@@ -399,14 +411,6 @@ class Runtime:
 
     def _report_not_saved(self, error: CheckpointError) -> None:
         self.recorder.emit(Warned(message=f"{error} Training goes on."))
-
-
-def _slots(optimizer: torch.optim.Optimizer) -> int:
-    """How many numbers the optimiser keeps for each parameter."""
-    settings = optimizer.param_groups[0]
-    if "betas" in settings:
-        return 2
-    return 1 if settings.get("momentum") or "lr_decay" in settings else 0
 
 
 def packed(state: dict[str, Any]) -> bytes:

@@ -13,6 +13,8 @@ import torch
 from torch import nn
 from torch.optim.lr_scheduler import LRScheduler
 
+from syncline.plan.tuning import Tuning
+
 __all__ = ["Parts", "Trained"]
 
 
@@ -29,6 +31,8 @@ class Trained:
 
     def __init__(self, make: Callable[[], Parts]) -> None:
         self._make = make
+        self.tuning: Tuning | None = None
+        """How it is computed, once that is decided. It stays so, also for who starts over or goes on later."""
         self._begin()
 
     def _begin(self) -> None:
@@ -91,6 +95,7 @@ class Trained:
             "metrics": dict(self.metrics),
             "epochs_closed": self.epochs_closed,
             "evaluated_at": self.evaluated_at,
+            "tuning": self.tuning and self.tuning.to_dict(),
         }
 
     def load(self, state: dict[str, Any]) -> None:
@@ -105,6 +110,8 @@ class Trained:
         self.load_schedule(state)
         self.metrics = dict(state["metrics"])
         self.epochs_closed, self.evaluated_at = state["epochs_closed"], state["evaluated_at"]
+        if state.get("tuning") is not None:
+            self.tuning = Tuning.from_dict(state["tuning"])
 
     def load_schedule(self, state: dict[str, Any]) -> None:
         """Be as far in the schedule as `progress_state` told."""

@@ -88,7 +88,7 @@ def test_explain_tells_the_plan_and_starts_nothing(tmp_path):
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
-        (["train", "lenett", "--data", "digits"], "There is no model 'lenett'. Did you mean 'lenet'?"),
+        (["train", "lenett", "--data", "digits"], "There is no model 'lenett'. Did you mean 'lenet'"),
         (["train", "lenet", "--data", "digit"], "There is no data set 'digit'. Did you mean 'digits'?"),
         (["train", "lenet"], "Add --data with one of: digits, mnist."),
         (["train", "lenet", "--data", "digits", "--strategy", "alreduce"], "Did you mean 'allreduce'?"),

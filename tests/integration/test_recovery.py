@@ -61,6 +61,15 @@ def test_when_replacements_are_waited_for_the_result_is_the_same_to_the_bit(tmp_
         assert torch.equal(final_state(killed.run_dir)["model"][name], tensor), name
 
 
+def test_gradients_that_are_summed_during_backward_are_the_same_to_the_bit_too(tmp_path):
+    net = torch.nn.Sequential(torch.nn.Linear(12, 2048), torch.nn.ReLU(), torch.nn.Linear(2048, 1200))
+    killed = train(tmp_path / "killed", SignalAt(net, [(5, 1), (9, 0)], tmp_path / "k"), on_loss="replace-only")
+    whole = train(tmp_path / "whole", SignalAt(net, [], tmp_path / "w"))
+    assert len(events(killed, WorkerLost)) == 2
+    for name, tensor in final_state(whole.run_dir)["model"].items():
+        assert torch.equal(final_state(killed.run_dir)["model"][name], tensor), name
+
+
 def test_batch_norm_statistics_are_the_same_to_the_bit_too(tmp_path):
     net = torch.nn.Sequential(torch.nn.Linear(12, 8), torch.nn.BatchNorm1d(8), torch.nn.Linear(8, 3))
     killed = train(tmp_path / "killed", SignalAt(net, [(5, 1)], tmp_path / "k"), on_loss="replace-only")

@@ -6,10 +6,12 @@ from pathlib import Path
 
 import pytest
 import torch
-from real_runs import final_state, relative_difference, samples, small_net
+from real_runs import final_state, relative_difference, same_bits, samples, small_net
 from torch import nn
 
 import syncline
+from syncline.telemetry.events import Noted
+from syncline.telemetry.run_dir import RunDir
 
 
 def train(tmp_path: Path, workers: int, **changes: object) -> syncline.Result:
@@ -113,3 +115,48 @@ def test_too_little_shared_memory_falls_back_and_says_so(tmp_path, alone):
     assert "Too little shared memory" in events
     assert '"collective":"ProcessGroup"' in events
     assert relative_difference(final_state(alone.run_dir)["model"], final_state(result.run_dir)["model"]) < 1e-5
+
+
+def large_net() -> nn.Module:
+    """So large that its gradients are summed in several parts during backward."""
+    torch.manual_seed(0)
+    return nn.Sequential(nn.Linear(12, 1024), nn.ReLU(), nn.Linear(1024, 1100), nn.ReLU(), nn.Linear(1100, 1000))
+
+
+@pytest.mark.parametrize("workers", [2, 4, 8])
+def test_gradients_that_are_summed_during_backward_give_the_same_result(tmp_path, workers):
+    """Also with more workers than cores."""
+    changes = {"model": large_net(), "batch": 24, "max_steps": 12}
+    states = [
+        final_state(train(tmp_path / str(n), n, **changes, **more).run_dir)["model"]
+        for n, more in ((1, {}), (workers, {}), (workers, {"accumulate": 2}))
+    ]
+    assert relative_difference(states[0], states[1]) < 1e-5
+    assert relative_difference(states[0], states[2]) < 1e-5
+
+
+def test_what_is_tuned_gives_the_same_result_and_is_told(tmp_path):
+    torch.manual_seed(0)
+    net = nn.Sequential(nn.Conv2d(3, 16, 3), nn.BatchNorm2d(16), nn.ReLU(), nn.Flatten(), nn.Linear(16 * 36, 3))
+    generator = torch.Generator().manual_seed(0)
+    data = (torch.randn(96, 3, 8, 8, generator=generator), torch.arange(96) % 3)
+    changes = {"model": net, "data": data, "test": data, "batch": 12, "epochs": 14, "max_steps": None}
+    plain = train(tmp_path / "plain", 2, **changes, tune="off")
+    forms = [train(tmp_path / form, 2, **changes, memory_format=form) for form in ("contiguous", "channels-last")]
+    tuned = train(tmp_path / "tuned", 2, **changes)
+    states = [final_state(result.run_dir)["model"] for result in (plain, *forms, tuned)]
+    assert all(relative_difference(states[0], state) < 1e-3 for state in states[1:])
+    (note,) = (e for e in RunDir(tuned.run_dir).read_events() if isinstance(e, Noted))
+    assert note.message.startswith("tuned (measured in ")
+    again = train(tmp_path / "again", 2, **changes)
+    (note,) = (e for e in RunDir(again.run_dir).read_events() if isinstance(e, Noted))
+    assert note.message.startswith("tuned (as measured before): ")
+    assert same_bits(final_state(again.run_dir)["model"], states[-1])
+
+
+def test_bf16_is_close_to_float32_and_the_weights_stay_float32(tmp_path):
+    whole, half = (
+        final_state(train(tmp_path / p, 2, precision=p, max_steps=20).run_dir)["model"] for p in ("float32", "bf16")
+    )
+    assert 0 < relative_difference(whole, half) < 0.05
+    assert {tensor.dtype for tensor in half.values()} == {torch.float32}

@@ -98,3 +98,19 @@ def test_settings_are_given_by_name_only():
     make: Any = RunConfig
     with pytest.raises(TypeError):
         make(2)
+
+
+@pytest.mark.parametrize("amount", ["900MB", "2 GB", "750", 900, 0.5])
+def test_a_memory_limit_is_an_amount(amount):
+    assert RunConfig(memory_limit=amount).memory_limit == amount
+
+
+@pytest.mark.parametrize("amount", ["much", "-2GB", 0])
+def test_a_memory_limit_that_is_none_is_refused(amount):
+    with pytest.raises(ConfigError, match=f"^memory_limit is {amount!r}, but must be an amount of memory such as"):
+        RunConfig(memory_limit=amount)
+
+
+def test_a_flag_is_true_or_false():
+    with pytest.raises(ConfigError, match=r"^checkpoint_activations is 'yes', but must be true or false\.$"):
+        RunConfig(checkpoint_activations="yes")  # type: ignore[arg-type]

@@ -58,3 +58,10 @@ def test_a_missing_or_unreadable_file_is_no_traceback(tmp_path):
     binary.write_bytes(b"\xff\xfe\x00")
     with pytest.raises(ConfigError, match="cannot be read"):
         read_run_file(binary)
+
+
+def test_a_run_file_says_how_to_save_memory(tmp_path):
+    text = 'model = "a"\ndata = "b"\nmemory_limit = 900\ncheckpoint_activations = true\n'
+    assert read_run_file(write(tmp_path, text)).config == {"memory_limit": 900, "checkpoint_activations": True}
+    with pytest.raises(ConfigFileError, match="checkpoint_activations is 1, but must be true or false"):
+        read_run_file(write(tmp_path, 'model = "a"\ndata = "b"\ncheckpoint_activations = 1\n'))

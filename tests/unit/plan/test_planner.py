@@ -126,3 +126,18 @@ def test_what_cannot_be_carried_out_is_refused_in_the_plan():
         make_plan(facts(), RunConfig(strategy="hogwild", collective="process-group"), machine(), "cpu")
     with pytest.raises(ConfigError, match="Use syncline train"):
         make_plan(facts(kind="own-loop"), RunConfig(strategy="ltfb"), machine(), "cpu")
+
+
+def test_what_saves_memory_is_part_of_the_plan_and_told():
+    config = RunConfig(accumulate=2, checkpoint_activations=True, memory_limit="1.5GB")
+    plan = make_plan(facts(), config, machine(), "cpu")
+    assert (plan.checkpoint_activations, plan.memory_limit_bytes) == (True, 1_500_000_000)
+    assert Plan.from_dict(json.loads(json.dumps(plan.to_dict()))) == plan
+    for words in ("computed in 2 pieces", "A worker may use 1,500 MB", "computed twice instead of being kept"):
+        assert words in plan.in_words()
+
+
+@pytest.mark.parametrize("settings", [{"memory_limit": 900}, {"checkpoint_activations": True}])
+def test_a_script_saves_memory_by_itself(settings):
+    with pytest.raises(ConfigError, match="up to the script"):
+        make_plan(facts(kind="own-loop"), RunConfig(**settings), machine(), "cpu")

@@ -197,9 +197,11 @@ class TestAboveThePicture:
 class TestTheEnd:
     @pytest.mark.parametrize("width", [100, 50, 40])
     def test_the_result_has_metrics_speed_curves_place_and_next_steps(self, width: int) -> None:
-        _, text = shown(started(plan(4), cores=8), *training(4), summary(4), width=width)
+        ended = summary(4, peak_memory_bytes={0: 398_000_000, 3: 412_000_000})
+        _, text = shown(started(plan(4), cores=8), *training(4), ended, width=width)
         end = text[text.index("╭") :]
         for fact in (
+            "peak memory 412 MB",
             "98.71%",
             "0.0412",
             "61,234 samples/s",

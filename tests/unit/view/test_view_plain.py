@@ -189,3 +189,11 @@ def test_there_is_never_an_escape_code() -> None:
 
 def test_a_log_without_any_start_still_ends_well() -> None:
     assert f"run directory: {RUN_DIR}" in lines_of(summary())
+
+
+def test_the_peak_of_memory_is_told_with_the_worker_that_had_it() -> None:
+    assert "peak memory: 412 MB per worker (the largest, worker 1)" in lines_of(
+        started(plan()), summary(peak_memory_bytes={0: 398_000_000, 1: 412_000_000})
+    )
+    assert "peak memory: 1.5 GB" in lines_of(started(plan(1)), summary(1, peak_memory_bytes={0: 1_500_000_000}))
+    assert not any("peak memory" in line for line in lines_of(started(plan()), summary()))

@@ -1,0 +1,116 @@
+"""Adding up a tensor part by part while later parts of it are still being computed.
+
+Here: `SumAhead`, for tensors in memory that all ranks map. A rank says of each part when it is complete, and goes on
+computing at once. Whenever it does so it also adds up its own piece of every part that everybody has completed
+meanwhile. What is left at the end is added up as ever. So nobody waits in between, no thread is needed, and what is
+added up was written just before and is still in a cache. Not here: memory and barriers (`shared_memory.py`), and which
+parts there are (`strategies/sum_gradients.py`).
+
+Each rank has a row of its own that the others only read: its weight, and of each part the number of the round in which
+it was completed last. Stores of one x86 processor are seen by the others in the order in which they were made: who
+sees that a part is complete sees the part as well.
+"""
+
+from __future__ import annotations
+
+import mmap
+from collections.abc import Callable, Sequence
+
+import torch
+
+from syncline.algorithms.partition import split
+from syncline.comms.barrier import LINE_BYTES
+
+__all__ = ["SumAhead"]
+
+_WEIGHT_BYTES = 8
+
+
+class SumAhead:
+    """Sums one tensor, time after time; `parts` are places in it, in the order in which they tend to be completed.
+
+    The parts do not overlap, and together they are the tensor. `barrier` waits for all ranks, `count` is called for
+    each sum.
+    """
+
+    def __init__(
+        self,
+        memory: mmap.mmap,
+        copies: Sequence[torch.Tensor],
+        parts: Sequence[tuple[int, int]],
+        *,
+        rank: int,
+        barrier: Callable[[], None],
+        count: Callable[[], None] = lambda: None,
+    ) -> None:
+        size = len(copies)
+        self._rank, self._barrier, self._count = rank, barrier, count
+        self._pieces = [_own_pieces(copies, low, high, rank) for low, high in parts]
+        self._weights = [memoryview(memory)[row : row + _WEIGHT_BYTES].cast("d") for row in _rows(size, len(parts))]
+        self._rounds = [
+            memoryview(memory)[row + _WEIGHT_BYTES : row + _WEIGHT_BYTES + 4 * len(parts)].cast("I")
+            for row in _rows(size, len(parts))
+        ]
+        self._others = [r for r in range(size) if r != rank]
+        self._round = 0
+        self._next = len(parts)  # the first part that was not added up yet
+        self.added_ahead = 0
+        """How many parts this rank has added up before it had to."""
+
+    @staticmethod
+    def bytes_needed(size: int, parts: int) -> int:
+        """Memory for the rows of all ranks."""
+        return size * _row_bytes(parts)
+
+    def begin(self, weight: float) -> None:
+        """From now on parts are completed; `weight` is that of this rank in this sum."""
+        self._round = (self._round + 1) % 2**32
+        self._next = 0
+        self._weights[self._rank][0] = weight
+
+    def complete(self, part: int) -> None:
+        """This rank writes no more into this part."""
+        self._rounds[self._rank][part] = self._round
+        while self._next < len(self._pieces) and self._is_complete_everywhere(self._next):
+            self._add_up(self._next)
+            self._next += 1
+            self.added_ahead += 1
+
+    def finish(self) -> None:
+        """Wait for the others, and add up what is left. All parts count as complete."""
+        self._count()
+        self._barrier()
+        for part in range(self._next, len(self._pieces)):
+            self._add_up(part)
+        self._next = len(self._pieces)
+        self._barrier()
+
+    def _is_complete_everywhere(self, part: int) -> bool:
+        if self._rounds[self._rank][part] != self._round:
+            return False
+        return all(self._rounds[other][part] == self._round for other in self._others)
+
+    def _add_up(self, part: int) -> None:
+        first, *others = self._pieces[part]
+        weights = [row[0] for row in self._weights]
+        if weights[0] != 1:
+            first.mul_(weights[0])
+        for other, weight in zip(others, weights[1:], strict=True):
+            first.add_(other, alpha=weight)
+        for other in others:
+            other.copy_(first)
+
+
+def _own_pieces(copies: Sequence[torch.Tensor], low: int, high: int, rank: int) -> list[torch.Tensor]:
+    """What this rank adds up of a part, as it is in everybody's copy."""
+    start, stop = split(high - low, len(copies))[rank]
+    return [copy[low + start : low + stop] for copy in copies]
+
+
+def _row_bytes(parts: int) -> int:
+    """Whole cache lines, so that ranks that write do not slow each other down."""
+    return -(-(_WEIGHT_BYTES + 4 * parts) // LINE_BYTES) * LINE_BYTES
+
+
+def _rows(size: int, parts: int) -> list[int]:
+    return [r * _row_bytes(parts) for r in range(size)]

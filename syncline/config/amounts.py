@@ -1,0 +1,34 @@
+"""Amounts of memory as people write them."""
+
+from __future__ import annotations
+
+import math
+import re
+
+from syncline.errors import ConfigError
+
+__all__ = ["bytes_of"]
+
+_UNITS = {
+    "": 10**6, "KB": 10**3, "MB": 10**6, "GB": 10**9, "TB": 10**12, "M": 10**6, "G": 10**9,
+    "KIB": 2**10, "MIB": 2**20, "GIB": 2**30, "TIB": 2**40,
+}  # fmt: skip
+_AMOUNT = re.compile(r"\s*(\d+(?:\.\d*)?|\.\d+)\s*([a-z]*)\s*", re.IGNORECASE)
+
+
+def bytes_of(name: str, amount: str | float) -> int:
+    """`'900MB'`, `'2GB'`, or a plain number, which is in MB; `name` is the setting that says so.
+
+    >>> bytes_of("memory_limit", "1.5 GB"), bytes_of("memory_limit", 900)
+    (1500000000, 900000000)
+    """
+    found = None
+    if isinstance(amount, str):
+        found = _AMOUNT.fullmatch(amount)
+    elif not isinstance(amount, bool) and math.isfinite(amount):
+        found = _AMOUNT.fullmatch(f"{amount:f}")
+    if found is None or found[2].upper() not in _UNITS or float(found[1]) == 0:
+        raise ConfigError(
+            f"{name} is {amount!r}, but must be an amount of memory such as '900MB' or '2GB'; a plain number is in MB."
+        )
+    return int(float(found[1]) * _UNITS[found[2].upper()])

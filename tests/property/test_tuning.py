@@ -1,0 +1,176 @@
+"""What decides how a run computes: the search over choices, whatever the measurements are."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import replace
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from syncline.config.run import RunConfig
+from syncline.errors import ConfigError
+from syncline.plan.machine import Machine
+from syncline.plan.plan import Plan
+from syncline.plan.planner import TaskFacts, make_plan
+from syncline.plan.tuning import (
+    CHOICES,
+    Finding,
+    Tuning,
+    fastest,
+    in_words,
+    losses_agree,
+    search,
+    with_loaders,
+)
+
+seconds = st.floats(1e-4, 10.0)
+MACHINE = Machine(
+    host="here", cores=8, memory_available_bytes=2**33, no_shared_memory_because=None, processor="x", python="3"
+)
+
+
+class Stopwatch:
+    """Times that depend on the tuning alone; remembers what was tried out."""
+
+    def __init__(
+        self, *, channels_last: float = 1.0, bf16: float = 1.0, threads: dict[int, float] | None = None
+    ) -> None:
+        self.factors = {"channels-last": channels_last, "bf16": bf16}
+        self.threads = threads or {}
+        self.tried: list[Tuning] = []
+
+    def __call__(self, candidates: Sequence[Tuning]) -> list[float]:
+        self.tried += candidates
+        return [
+            self.factors.get(t.memory_format, 1.0)
+            * self.factors.get(t.precision, 1.0)
+            * self.threads.get(t.threads or 4, 1.0)
+            for t in candidates
+        ]
+
+
+def find(measure: Stopwatch, choices=CHOICES, *, has_images=True, threads=4, objection="") -> tuple[Tuning, tuple]:
+    return search(
+        Tuning(), choices, measure, has_images=has_images, threads=threads, check_bf16=lambda _tuning: objection
+    )
+
+
+@given(st.lists(seconds, min_size=1, max_size=6))
+def test_the_usual_way_stays_unless_another_one_is_clearly_faster(times):
+    chosen = fastest(times)
+    assert times[chosen] == min(times) or chosen == 0
+    if chosen != 0:
+        assert times[chosen] * 1.05 <= times[0]
+    else:
+        assert all(t * 1.05 > times[0] for t in times[1:])
+
+
+@given(seconds, seconds, seconds, seconds)
+def test_what_is_found_is_never_slower_than_what_is_usual(a, b, c, d):
+    watch = Stopwatch(channels_last=a, bf16=b, threads={1: c, 2: d})
+    found, findings = find(watch)
+    assert watch([found])[0] <= watch([Tuning()])[0]
+    assert math.prod(f.speed for f in findings if f.is_taken) == pytest.approx(watch([Tuning()])[0] / watch([found])[0])
+
+
+def test_only_what_is_left_open_is_tried_out():
+    watch = Stopwatch(channels_last=0.1, bf16=0.1, threads={1: 0.1})
+    assert find(watch, ()) == (Tuning(), ())
+    assert watch.tried == []
+    found, _ = find(watch, ("memory-format",))
+    assert found == Tuning(memory_format="channels-last")
+    assert find(Stopwatch(channels_last=0.1), ("memory-format",), has_images=False) == (Tuning(), ())
+    assert find(Stopwatch(threads={1: 0.1}), ("threads",), threads=1) == (Tuning(), ())
+
+
+def test_a_choice_is_tried_out_with_what_was_best_before():
+    watch = Stopwatch(channels_last=0.5, bf16=0.5, threads={2: 0.5})
+    found, findings = find(watch)
+    assert found == Tuning(memory_format="channels-last", precision="bf16", threads=2)
+    assert [f.other for f in findings] == ["channels-last memory", "bf16", "2 threads"]
+    assert replace(found, precision="float32", threads=None) in watch.tried
+
+
+def test_what_does_not_work_is_not_taken_and_said_so():
+    found, (finding,) = find(Stopwatch(channels_last=math.inf), ("memory-format",))
+    assert found == Tuning()
+    assert finding.in_words() == "channels-last memory does not work with this model"
+
+
+def test_an_objection_is_heard():
+    found, (finding,) = find(Stopwatch(bf16=0.5), ("precision",), objection="the loss goes another way")
+    assert found == Tuning()
+    assert finding.in_words() == "float32 (bf16 is 2 times as fast as float32, but the loss goes another way)"
+
+
+def test_findings_are_told_in_one_line():
+    taken = Finding(
+        choice="memory-format", usual="contiguous memory", other="channels-last memory", speed=1.93, is_taken=True
+    )
+    slow = Finding(choice="precision", usual="float32", other="bf16", speed=0.1, is_taken=False)
+    assert in_words([taken, slow], 0.84) == (
+        "tuned (measured in 0.8 s): channels-last memory, 1.9 times as fast as contiguous memory; "
+        "float32 (bf16 is 0.1 times as fast as float32)"
+    )
+    assert in_words([taken], 0.0).startswith("tuned (as measured before): ")
+
+
+@given(seconds, seconds, st.integers(1, 16))
+def test_loaders_keep_a_step_from_waiting_as_far_as_there_are_cores(fetch_s, step_s, cores):
+    tuning, findings = with_loaders(Tuning(), fetch_s, step_s, cores)
+    number = tuning.loaders or 1
+    assert number <= cores
+    assert fetch_s / number <= step_s * (1 + 1e-9) or number == cores
+    assert (number == 1) == (findings == ())
+    assert all(f.speed >= 1 for f in findings)
+
+
+@given(st.lists(st.floats(0.01, 10.0), min_size=1, max_size=8), st.floats(-0.04, 0.04))
+def test_losses_that_are_nearly_the_same_agree(losses, off):
+    assert losses_agree(losses, [loss * (1 + off) for loss in losses])
+    assert not losses_agree(losses, [loss * 1.1 for loss in losses])
+    assert not losses_agree(losses, [math.nan, *losses[1:]])
+
+
+def plan(kind="train", samples=100_000, **config) -> Plan:
+    facts = TaskFacts(kind=kind, model="m", data="d", fingerprint="f", train_samples=samples)
+    return make_plan(facts, RunConfig(**config), MACHINE, "cpu")
+
+
+def test_the_plan_leaves_open_what_the_user_has_not_decided():
+    assert plan().measured == ("memory-format", "threads", "loaders")
+    assert plan(precision="auto").measured == ("memory-format", "threads", "loaders", "precision")
+    fixed = plan(memory_format="channels-last", threads=2, loaders=0, precision="bf16")
+    assert (fixed.measured, fixed.memory_format, fixed.precision) == ((), "channels-last", "bf16")
+    assert plan(tune="off").measured == ()
+    assert plan(tune="off", precision="auto").measured == ("precision",), "asked for by name"
+
+
+def test_a_short_run_is_left_as_it_is():
+    assert plan(samples=1000, batch=100, epochs=1).measured == ()
+    assert plan(samples=1000, batch=100, epochs=10).measured != ()
+    assert plan(max_steps=99).measured == ()
+
+
+def test_the_plan_says_what_will_be_measured_and_what_is_decided():
+    assert "measure what is fastest here (memory format, threads, loaders)" in plan().in_words()
+    assert (
+        "They compute in bf16 and channels-last memory."
+        in plan(precision="bf16", memory_format="channels-last", tune="off").in_words()
+    )
+
+
+def test_how_a_script_computes_is_up_to_the_script():
+    assert plan(kind="own-loop").measured == ()
+    for settings in ({"precision": "bf16"}, {"precision": "auto"}, {"memory_format": "channels-last"}):
+        with pytest.raises(ConfigError, match="up to the script"):
+            plan(kind="own-loop", **settings)
+
+
+def test_a_tuning_survives_being_written_down():
+    tuning = Tuning(memory_format="channels-last", precision="bf16", threads=3, loaders=2)
+    assert Tuning.from_dict(tuning.to_dict()) == tuning
+    assert Plan.from_dict(plan().to_dict()) == plan()

@@ -1,0 +1,228 @@
+"""Trying out how a model computes fastest: what is measured, what is left behind, and that all workers agree."""
+
+from __future__ import annotations
+
+import copy
+
+import pytest
+import torch
+from torch import nn
+
+from syncline.comms.collective import Collective, Solo
+from syncline.config.run import RunConfig
+from syncline.plan.machine import Machine
+from syncline.plan.planner import TaskFacts, make_plan
+from syncline.plan.tuning import Finding, Tuning
+from syncline.testing.threads import run_on_threads
+from syncline.workers import tuning_cache
+from syncline.workers.calibrate import Trial, calibrate
+from syncline.workers.tuning import computing_in, lay_out, planned, settle
+
+CPU = torch.device("cpu")
+CHANNELS_LAST = Tuning(memory_format="channels-last")
+
+
+def make_plan_of(workers: int, **config):
+    facts = TaskFacts(kind="train", model="m", data="d", fingerprint="f", train_samples=100_000)
+    return make_plan(facts, RunConfig(workers=workers, threads=1, **config), Machine.here(), "cpu")
+
+
+def network() -> nn.Module:
+    torch.manual_seed(3)
+    return nn.Sequential(
+        nn.Conv2d(3, 8, 3), nn.BatchNorm2d(8), nn.Dropout(0.5), nn.ReLU(), nn.Flatten(), nn.Linear(8 * 36, 4)
+    )
+
+
+class Views(nn.Module):
+    """As many models are: `view` works on contiguous memory only."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.conv, self.last = nn.Conv2d(3, 8, 3), nn.Linear(8 * 36, 4)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.last(self.conv(x).view(len(x), -1))
+
+
+def trial_of(model: nn.Module, samples: int = 8) -> Trial:
+    generator = torch.Generator().manual_seed(0)
+    inputs, targets = torch.randn(samples, 3, 8, 8, generator=generator), torch.arange(samples) % 4
+    return Trial(
+        model,
+        torch.optim.SGD(model.parameters(), lr=0.01, momentum=0.9),
+        lambda m, batch: nn.functional.cross_entropy(m(batch[0]), batch[1]),
+        lambda count: (inputs[:count], targets[:count]),
+        samples=samples,
+        device=CPU,
+    )
+
+
+def test_trying_out_leaves_nothing_behind():
+    model = network()
+    before = copy.deepcopy(model.state_dict())
+    torch.manual_seed(5)
+    random_state, threads = torch.get_rng_state(), torch.get_num_threads()
+    trial = trial_of(model)
+    calibrate(trial, make_plan_of(1, precision="auto"), Tuning(), Solo())
+    assert all(torch.equal(value, before[name]) for name, value in model.state_dict().items())
+    assert all(p.grad is None for p in model.parameters())
+    assert torch.equal(torch.get_rng_state(), random_state)
+    assert torch.get_num_threads() == threads
+    assert trial.optimizer.state == {}
+
+
+def test_a_model_that_needs_contiguous_memory_keeps_it():
+    tuning, (finding,) = calibrate(trial_of(Views()), make_plan_of(1), Tuning(), Solo())
+    assert tuning.memory_format == "contiguous"
+    assert finding.speed == 0
+
+
+def test_a_model_that_does_not_work_at_all_is_left_to_its_first_step():
+    class Broken(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.conv = nn.Conv2d(3, 8, 3)
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            raise ValueError("as it is")
+
+    assert calibrate(trial_of(Broken()), make_plan_of(1), Tuning(), Solo()) == (Tuning(), ())
+
+
+def test_all_workers_come_to_the_same_decision():
+    def work(collective: Collective):
+        slow = 1e-4 * (1 + collective.rank)
+        trial = trial_of(network())
+        step = trial.step
+        trial.step = lambda tuning: (slow * (0.2 if tuning == CHANNELS_LAST else 1), step(tuning)[1])  # type: ignore[method-assign]
+        return calibrate(trial, make_plan_of(3), Tuning(), collective)
+
+    (tuning, (finding,)), *others = run_on_threads(3, work)
+    assert tuning == CHANNELS_LAST
+    assert finding.speed == pytest.approx(5)
+    assert all(other == (tuning, (finding,)) for other in others)
+
+
+def test_what_does_not_work_on_one_worker_is_taken_by_none():
+    def work(collective: Collective):
+        return calibrate(
+            trial_of(Views() if collective.rank == 1 else network()), make_plan_of(2), Tuning(), collective
+        )
+
+    assert [tuning for tuning, _ in run_on_threads(2, work)] == [Tuning(), Tuning()]
+
+
+def test_a_form_in_which_the_model_computes_something_else_is_not_taken():
+    class Odd(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.conv, self.last = nn.Conv2d(3, 8, 3), nn.Linear(8 * 36, 4)
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            y = self.conv(x)
+            return self.last(torch.as_strided(y, (len(x), 8 * 36), (8 * 36, 1))) * 100
+
+    _, (finding,) = calibrate(trial_of(Odd()), make_plan_of(1), Tuning(), Solo())
+    assert finding.speed == 0
+
+
+def test_a_large_model_is_tried_out_with_part_of_the_samples():
+    trial = trial_of(network(), samples=8)
+    taken = []
+    take, step = trial.take, trial.step
+    trial.take = lambda count: (taken.append(count), take(count))[1]  # type: ignore[method-assign]
+    trial.step = lambda tuning: (0.125, step(tuning)[1])  # type: ignore[method-assign]
+    calibrate(trial, make_plan_of(1), Tuning(), Solo())
+    assert taken == [2, 4]
+
+
+def test_bf16_is_autocast_and_leaves_the_weights_as_they_are():
+    model = network()
+    with computing_in("bf16", CPU):
+        assert model(torch.randn(2, 3, 8, 8)).dtype == torch.bfloat16
+    with computing_in("float32", CPU):
+        assert model(torch.randn(2, 3, 8, 8)).dtype == torch.float32
+    assert {p.dtype for p in model.parameters()} == {torch.float32}
+
+
+def test_the_loss_in_bf16_is_tried_out_on_a_copy():
+    trial = trial_of(network())
+    trial.take(8)
+    before = copy.deepcopy(trial.model.state_dict())
+    losses = trial.losses_of_training(Tuning(precision="bf16"))
+    assert losses[-1] != losses[0]
+    assert all(torch.equal(value, before[name]) for name, value in trial.model.state_dict().items())
+
+
+@pytest.mark.parametrize("fused", [True, False])
+def test_what_the_optimiser_keeps_is_laid_out_as_its_parameters_are(fused):
+    """Fused optimisers read memory as it lies: with another layout they would mix up numbers."""
+
+    def train(formats) -> torch.Tensor:
+        torch.manual_seed(0)
+        model = nn.Conv2d(3, 8, 3)
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9, fused=fused)
+        for number, tuning in enumerate(formats):
+            lay_out(model, optimizer, tuning)
+            optimizer.zero_grad()
+            inputs = torch.randn(4, 3, 8, 8, generator=torch.Generator().manual_seed(number))
+            torch.autograd.backward(model(inputs).square().mean())
+            optimizer.step()
+        return model.weight.detach()
+
+    plain = train([Tuning()] * 4)
+    torch.testing.assert_close(train([Tuning(), CHANNELS_LAST, Tuning(), CHANNELS_LAST]), plain)
+
+
+def test_who_joins_later_computes_as_the_others_do():
+    def work(collective: Collective) -> Tuning:
+        return settle(collective, CHANNELS_LAST if collective.rank == 1 else None, lambda: pytest.fail("it is known"))
+
+    assert run_on_threads(3, work) == [CHANNELS_LAST] * 3
+
+
+def test_what_the_user_decides_later_counts_more_than_what_was_found():
+    found = Tuning(memory_format="channels-last", precision="bf16", threads=3, loaders=2)
+    assert planned(make_plan_of(1, tune="off", precision="auto"), found) == Tuning(precision="bf16")
+
+
+def test_findings_are_remembered(monkeypatch, tmp_path):
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    finding = Finding(choice="memory-format", usual="a", other="b", speed=2.0, is_taken=True)
+    key = tuning_cache.key_of(network(), make_plan_of(2), 64)
+    assert tuning_cache.look_up(key) is None
+    tuning_cache.remember(key, CHANNELS_LAST, (finding,))
+    assert tuning_cache.look_up(key) == (CHANNELS_LAST, (finding,))
+    assert [p.name for p in (tmp_path / "syncline").iterdir()] == ["tuning.json"]
+    for other in (
+        tuning_cache.key_of(nn.Sequential(network()), make_plan_of(2), 64),
+        tuning_cache.key_of(network(), make_plan_of(4), 64),
+        tuning_cache.key_of(network(), make_plan_of(2), 32),
+    ):
+        assert tuning_cache.look_up(other) is None
+
+
+@pytest.mark.parametrize("content", ["", "{", "[]", '{"key": [1, 2]}', '{"key": null}', "\x00"])
+def test_a_broken_memory_is_no_memory(monkeypatch, tmp_path, content):
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    tuning_cache.cache_file().parent.mkdir()
+    tuning_cache.cache_file().write_text(content)
+    assert tuning_cache.look_up("key") is None
+    tuning_cache.remember("key", Tuning(), ())
+    assert tuning_cache.look_up("key") == (Tuning(), ())
+
+
+def test_a_home_that_cannot_be_written_to_is_borne(monkeypatch, tmp_path):
+    (tmp_path / "file").write_text("")
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "file"))
+    tuning_cache.remember("key", Tuning(), ())
+    assert tuning_cache.look_up("key") is None
+
+
+def test_the_oldest_are_forgotten(monkeypatch, tmp_path):
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    for number in range(205):
+        tuning_cache.remember(str(number), Tuning(threads=number + 1), ())
+    assert tuning_cache.look_up("4") is None
+    assert tuning_cache.look_up("204") == (Tuning(threads=205), ())
