@@ -45,7 +45,7 @@ _TIMES_COPYING = 1.5
 
 def suites(settings: Settings) -> Generator[Suite, None, None]:
     """Gradients of 1.72 MB and of 100 MB, with 2 and with 4 processes."""
-    repeats = 2 if settings.quick else 10
+    repeats = 1 if settings.quick else 10
     for size in (2, 4):
         settings.say(f"Starting {size} processes.")
         with ring(size) as measure:

@@ -1,7 +1,7 @@
 """`syncline bench`: which suites, in which order, what the user sees meanwhile, and what remains.
 
 Here: the course of a bench. Not here: measuring (`harness.py`), the suites (`suites.py`), the forms of a report
-(`report.py`).
+(`report.py`, `html.py`), writing them (`files.py`).
 """
 
 from __future__ import annotations
@@ -18,9 +18,10 @@ from typing import Any, Protocol
 
 import typer
 
+from syncline.bench.files import write
 from syncline.bench.harness import Measured, Settings, measure
 from syncline.bench.machine import BenchMachine
-from syncline.bench.report import Report, as_dict, show, write
+from syncline.bench.report import Report, as_dict, show
 from syncline.bench.suites import choose, prepare
 from syncline.errors import ConfigError, Interrupted, SynclineError
 from syncline.telemetry.run_dir import RunDir
@@ -39,8 +40,9 @@ def bench(
     quick: bool = False,
     out: Path | None = None,
     as_json: bool = False,
+    peers_dir: Path | None = None,
 ) -> Report:
-    """Measure the suites called `names` (none: all), show and write the report.
+    """Measure the suites called `names` (none: all that need not be named), show and write the report.
 
     `Interrupted` after Ctrl-C, `SynclineError` if something could not be measured; in both cases the rest is shown and
     written first. A goal that is not met is a finding and not an error.
@@ -53,9 +55,10 @@ def bench(
     folder = _folder(out)
     report = Report(BenchMachine.here(), is_quick=quick)
     progress: _Progress = _JsonProgress() if as_json else _PlainProgress()
+    settings = Settings(quick=quick, say=progress.say, peers_dir=peers_dir)
     with _polite_kill_is_ctrl_c():
         for name in chosen:
-            _measure_all(name, repeats, Settings(quick=quick, say=progress.say), report, progress)
+            _measure_all(name, repeats, settings, report, progress)
             write(report, folder)
             if report.is_interrupted:
                 break
@@ -72,6 +75,7 @@ def _measure_all(name: str, repeats: int, settings: Settings, report: Report, pr
         with closing(prepare(name, settings)) as suites:
             for suite in suites:
                 result = measure(suite, repeats, progress.on_measured)
+                result.entry = name
                 report.results.append(result)
                 if result.is_interrupted:
                     report.is_interrupted = True
@@ -130,7 +134,7 @@ class _PlainProgress:
     def finish(self, report: Report, folder: Path) -> None:
         typer.echo("", err=True)
         show(report, terminal(sys.stdout))
-        typer.echo(f"Written to {folder / 'bench.md'} and {folder / 'bench.json'}.", err=True)
+        typer.echo(f"Written to {folder}: bench.html to look at, bench.md and bench.json.", err=True)
 
 
 class _JsonProgress:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Literal, NamedTuple
 
 from syncline.bench.statistics import Spread, paired_ratios, spread
@@ -26,6 +27,8 @@ class Settings:
     """Measure less, for a first look: rougher, but every part is run."""
     say: Callable[[str], None] = lambda _: None
     """Tells the user something that is worth knowing while the suite is being prepared."""
+    peers_dir: Path | None = None
+    """Where the environments of the peers are; None for the usual place."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -41,11 +44,13 @@ class Contender:
 
 @dataclass(frozen=True, kw_only=True)
 class Goal:
-    """What a contender's ratio to the baseline is meant to be."""
+    """What a contender's ratio to the baseline, or to another contender, is meant to be."""
 
     contender: str
     limit: float
     bound: Literal["at most", "at least"] = "at most"
+    against: str | None = None
+    """Another contender to be compared with than the suite's baseline."""
 
     def holds_for(self, ratio: float) -> bool:
         """Whether this ratio is good enough."""
@@ -70,7 +75,8 @@ class Suite:
     def __post_init__(self) -> None:
         names = [c.name for c in self.contenders]
         assert len(set(names)) == len(names), f"suite {self.name}: two contenders have the same name"
-        for name in (self.baseline, *(g.contender for g in self.goals)):
+        compared = [name for goal in self.goals for name in (goal.contender, goal.against or self.baseline)]
+        for name in (self.baseline, *compared):
             assert name in names, f"suite {self.name}: there is no contender {name!r}"
 
 
@@ -118,20 +124,22 @@ class SuiteResult:
     rounds: int
     outcomes: dict[str, Outcome]
     is_interrupted: bool = False
+    entry: str | None = None
+    """The name by which `syncline bench` is asked for it, if it is known: one name may stand for several suites."""
 
     def spread(self, contender: str) -> Spread | None:
         """Where the contender's values lie."""
         return spread([v for v in self.outcomes[contender].values if v is not None])
 
-    def ratios(self, contender: str) -> list[float]:
-        """The contender's value over the baseline's, round by round."""
-        return paired_ratios(self.outcomes[contender].values, self.outcomes[self.suite.baseline].values)
+    def ratios(self, contender: str, against: str | None = None) -> list[float]:
+        """The contender's value over the baseline's, or over that of the one it is set `against`, round by round."""
+        return paired_ratios(self.outcomes[contender].values, self.outcomes[against or self.suite.baseline].values)
 
     def verdicts(self) -> list[Verdict]:
         """How the goals fared. The median of the ratios decides; how many rounds agree with it is told along."""
         verdicts = []
         for goal in self.suite.goals:
-            ratios = self.ratios(goal.contender)
+            ratios = self.ratios(goal.contender, goal.against)
             found = spread(ratios)
             is_met = goal.holds_for(found.median) if found else None
             agreeing = sum(goal.holds_for(r) is is_met for r in ratios)

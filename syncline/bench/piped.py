@@ -25,7 +25,7 @@ def piped(target: Callable[..., None], *arguments: Any) -> Iterator[Connection]:
     """A process that calls `target` with its end of a pipe and the `arguments`; it ends when the pipe does."""
     # The fork server loads torch once for all of them.
     context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload(["syncline.bench.servers", "syncline.bench.allreduce"])
+    context.set_forkserver_preload(["syncline.bench.servers", "syncline.bench.allreduce", "syncline.bench.crews"])
     ours, theirs = context.Pipe()
     process = context.Process(target=target, args=(theirs, *arguments), daemon=True)
     process.start()

@@ -1,8 +1,8 @@
-"""Running a command as its own process and finding out when its first training step was complete.
+"""Running a command as its own process and finding out what it says, and when its first training step was complete.
 
-Here: `time_to_first_step`, and leaving nothing behind. The commands start processes of their own, in sessions of their
-own, so neither the process group nor the parent tells who belongs to them. A mark in the environment does: every
-process inherits it. Not here: which commands (`startup.py`).
+Here: `output_of`, `time_to_first_step`, and leaving nothing behind. The commands start processes of their own, in
+sessions of their own, so neither the process group nor the parent tells who belongs to them. A mark in the environment
+does: every process inherits it. Not here: which commands (`startup.py`, `peers.py`).
 """
 
 from __future__ import annotations
@@ -11,16 +11,18 @@ import json
 import os
 import signal
 import subprocess
+import tempfile
 import threading
 import time
 import uuid
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
+from typing import IO
 
 from syncline.errors import SynclineError
 
-__all__ = ["MARK", "end_all", "last_lines", "marked", "time_to_first_step"]
+__all__ = ["MARK", "end_all", "last_lines", "marked", "output_of", "time_to_first_step"]
 
 MARK = "SYNCLINE_BENCHMARK"
 _GRACE_S = 5.0
@@ -35,35 +37,47 @@ def time_to_first_step(
     The command says when that was: a line `{"event": "progress", "rank": 0, "step": 1, "time": ...}` on its standard
     output, as `syncline train --json` writes it. The command is then waited for, so that the next one runs alone.
     """
-    mark = uuid.uuid4().hex
     started = time.time()
-    process = subprocess.Popen(
-        command,
-        cwd=folder,
-        env={**os.environ, **environment, MARK: mark},
-        stdin=subprocess.DEVNULL,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-        errors="replace",
-        start_new_session=True,  # Ctrl-C is for whoever measures
-    )
-    try:
-        output, complaints = process.communicate(timeout=timeout_s)
-    except subprocess.TimeoutExpired:
-        raise SynclineError(f"{_words(command)} did not end within {timeout_s:g} s.") from None
-    finally:
-        end_all(process, mark)
-    if process.returncode != 0:
-        last_words = last_lines(complaints or output)
-        raise SynclineError(
-            f"{_words(command)} ended with exit code {process.returncode}. Its last words:\n{last_words}"
-        )
+    output = output_of(command, environment={**os.environ, **environment}, folder=folder, timeout_s=timeout_s)
     for line in output.splitlines():
         done = _first_step(line)
         if done is not None:
             return done - started
-    raise SynclineError(f"{_words(command)} reported no first step. Its last words:\n{last_lines(output + complaints)}")
+    raise SynclineError(f"{_words(command)} reported no first step. Its last words:\n{last_lines(output)}")
+
+
+def output_of(command: Sequence[str], *, environment: Mapping[str, str], folder: Path, timeout_s: float) -> str:
+    """What `command` writes to its standard output. Whatever it started is ended; `SynclineError` if it fails.
+
+    It writes to files and not to pipes: a process that it leaves behind may hold a pipe open for ever.
+    """
+    mark = uuid.uuid4().hex
+    with _scratch() as output, _scratch() as errors:
+        process = subprocess.Popen(
+            command,
+            cwd=folder,
+            env={**environment, MARK: mark},
+            stdin=subprocess.DEVNULL,
+            stdout=output,
+            stderr=errors,
+            text=True,
+            start_new_session=True,  # Ctrl-C is for whoever measures
+        )
+        is_late = False
+        try:
+            process.wait(timeout=timeout_s)
+        except subprocess.TimeoutExpired:
+            is_late = True
+        finally:
+            end_all(process, mark)
+        said, complained = _all_of(output), _all_of(errors)
+    if is_late:
+        raise SynclineError(f"{_words(command)} did not end within {timeout_s:g} s.{_quoted(complained)}")
+    if process.returncode != 0:
+        raise SynclineError(
+            f"{_words(command)} ended with exit code {process.returncode}.{_quoted(complained or said)}"
+        )
+    return said
 
 
 def marked(mark: str) -> list[int]:
@@ -119,6 +133,19 @@ def _uninterrupted() -> Iterator[None]:
         yield
     finally:
         signal.signal(signal.SIGINT, previous)
+
+
+def _scratch() -> IO[str]:
+    return tempfile.TemporaryFile("w+", encoding="utf-8", errors="replace")
+
+
+def _all_of(written: IO[str]) -> str:
+    written.seek(0)
+    return written.read()
+
+
+def _quoted(text: str) -> str:
+    return f" Its last words:\n{last_lines(text)}"
 
 
 def _words(command: Sequence[str]) -> str:

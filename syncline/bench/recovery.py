@@ -60,7 +60,8 @@ _BATCHES = 16
 _LR, _MOMENTUM = 0.01, 0.9
 _EVERY_S = 1.0
 _EVERY = Rhythm(seconds=_EVERY_S)
-_WORKERS = 4
+_WORKERS, _QUICK_WORKERS = 4, 2
+_KILLS, _QUICK_KILLS = 10, 1
 _LIMIT_S = 60.0
 _START_LIMIT_S = 120.0
 _LOOK_EVERY_S = 0.02
@@ -85,26 +86,27 @@ Attempt = Callable[[Job, int, str], Sequence[Recovery]]
 
 
 def suites(settings: Settings) -> Generator[Suite, None, None]:
-    """The median of each session, then the 95th percentile of the same sessions."""
-    kills = 2 if settings.quick else 10
-    core = min(1.0, Machine.here().cores / _WORKERS)  # so much of one is each worker's
+    """The median of each session, then the 95th percentile of the same sessions; quick ones have one kill each."""
+    kills, workers = (_QUICK_KILLS, _QUICK_WORKERS) if settings.quick else (_KILLS, _WORKERS)
+    core = min(1.0, Machine.here().cores / workers)  # so much of one is each worker's
     with as_in_a_worker():
-        batch = _WORKERS * calibrate(_STEP_MS * core)
-    settings.say(f"A step of about {_STEP_MS:g} ms with {_WORKERS} workers: a batch of {batch}.")
+        batch = workers * calibrate(_STEP_MS * core)
+    settings.say(f"A step of about {_STEP_MS:g} ms with {workers} workers: a batch of {batch}.")
     settings.say(f"Whom to kill and when is drawn with seed {_SEED}, the same for all.")
     with tempfile.TemporaryDirectory(prefix="syncline-bench-") as folder:
-        job = Job(make_workload(batch, _BATCHES), Path(folder))
+        job = Job(make_workload(batch, _BATCHES), Path(folder), workers)
         sessions = {
-            "torchrun, DDP": Sessions(under_torchrun, job, kills),
-            "syncline": Sessions(under_syncline, job, kills),
+            "torchrun, DDP": Sessions(under_torchrun, job, kills, warms_up=not settings.quick),
+            "syncline": Sessions(under_syncline, job, kills, warms_up=not settings.quick),
         }
         measured = {name: made.measure for name, made in sessions.items()}
         yield _suite("recovery", "the median", job, kills, measured)
         for name, made in sessions.items():
             if made.settled:
                 settings.say(in_words(name, made.settled, limit_s=job.limit_s))
-        again = {name: made.again(0.95) for name, made in sessions.items()}
-        yield _suite("recovery-p95", "the 95th percentile", job, kills, again)
+        if not settings.quick:
+            again = {name: made.again(0.95) for name, made in sessions.items()}
+            yield _suite("recovery-p95", "the 95th percentile", job, kills, again)
 
 
 def session(attempt: Attempt, job: Job, kills: int, seed: str) -> list[Recovery]:
@@ -138,16 +140,20 @@ def in_words(name: str, settled: Sequence[Recovery], *, limit_s: float) -> str:
 class Sessions:
     """One contender's sessions: each is held once, and then looked at more than once.
 
-    The first is the warm-up of `measure`: one kill is enough for that, and nothing is made of it.
+    The first is the warm-up of `measure`: one kill is enough for that, and nothing is made of it. A quick bench does
+    without (`warms_up`).
     """
 
-    def __init__(self, attempt: Attempt, job: Job, kills: int) -> None:
-        self._attempt, self._job, self._kills = attempt, job, kills
+    def __init__(self, attempt: Attempt, job: Job, kills: int, *, warms_up: bool = True) -> None:
+        self._attempt, self._job, self._kills, self._warms_up = attempt, job, kills, warms_up
         self._held: list[list[Recovery] | Exception] = []
 
     def measure(self) -> float:
         """Hold another session: the median of its times."""
         number = len(self._held)
+        if number == 0 and not self._warms_up:
+            self._held.append([])
+            return 0.0
         try:
             found = session(self._attempt, self._job, self._kills if number else 1, f"{_SEED} {number}")
         except Exception as error:
@@ -187,7 +193,8 @@ def _suite(name: str, which: str, job: Job, kills: int, measured: dict[str, Call
     return Suite(
         name=name,
         measures=f"Time from kill -9 of one of {job.workers} workers to the next step that is done without it: an MLP "
-        f"(784-256-128-10), a batch of {job.work.batch}, one thread each; {which} of {kills} kills in a session.",
+        f"(784-256-128-10), a batch of {job.work.batch}, one thread each; {which} of "
+        f"{kills} kill{'s' * (kills > 1)} in a session.",
         unit="s",
         baseline="torchrun, DDP",
         contenders=tuple(Contender(name=n, measure=m, what=what[n]) for n, m in measured.items()),

@@ -1,16 +1,15 @@
 """Figures in words and tables: on the terminal, in `bench.md` and in `bench.json`.
 
-Here: `Report` and its forms, pure but for `write`. Not here: taking measurements (`harness.py`). Every ratio is formed
-inside a round before the median is taken; the range beside a median is the middle half of the rounds.
+Here: `Report` and its forms, pure. Not here: taking measurements (`harness.py`), the page `bench.html` (`html.py`),
+writing files (`files.py`). Every ratio is formed inside a round before the median is taken; the range beside a median
+is the middle half of the rounds.
 """
 
 from __future__ import annotations
 
-import json
 import time
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass, field
-from pathlib import Path
 from typing import Any
 
 from rich.console import Console, Group
@@ -21,7 +20,10 @@ from syncline.bench.harness import SuiteResult, Verdict
 from syncline.bench.machine import BenchMachine
 from syncline.bench.statistics import Spread, spread
 
-__all__ = ["Report", "as_dict", "as_lines", "as_markdown", "as_rich", "show", "verdict_in_words", "write"]
+__all__ = [
+    "Report", "as_dict", "as_lines", "as_markdown", "as_rich", "caveats", "is_beyond_doubt", "number",
+    "rounds_in_words", "show", "verdict_in_words",
+]  # fmt: skip
 
 _FORMAT = 1
 _BEYOND_DOUBT = 0.8
@@ -52,12 +54,6 @@ class Report:
         return [*self.problems, *failed]
 
 
-def write(report: Report, folder: Path) -> None:
-    """`bench.md` for people and `bench.json` for programs."""
-    (folder / "bench.md").write_text(as_markdown(report), encoding="utf-8")
-    (folder / "bench.json").write_text(json.dumps(as_dict(report), indent=1) + "\n", encoding="utf-8")
-
-
 def as_dict(report: Report) -> dict[str, Any]:
     """As plain data, every single measurement included."""
     return {
@@ -75,7 +71,7 @@ def as_lines(report: Report) -> Iterator[str]:
     """As plain text."""
     for result in report.results:
         yield f"{result.suite.name}: {result.suite.measures}"
-        yield _rounds(result)
+        yield rounds_in_words(result)
         rows = [_COLUMNS, *_rows(result)]
         widths = [max(len(row[i]) for row in rows) for i in range(len(_COLUMNS))]
         for row in rows:
@@ -84,7 +80,7 @@ def as_lines(report: Report) -> Iterator[str]:
         yield ""
     yield from report.failures
     yield from report.machine.in_words()
-    yield from _caveats(report)
+    yield from caveats(report)
 
 
 def as_rich(report: Report) -> Group:
@@ -92,7 +88,7 @@ def as_rich(report: Report) -> Group:
     parts: list[Table | Text] = []
     for result in report.results:
         parts.append(Text.assemble((result.suite.name, "bold"), f": {result.suite.measures}"))
-        parts.append(Text(_rounds(result), "dim"))
+        parts.append(Text(rounds_in_words(result), "dim"))
         table = Table(box=None, padding=(0, 3, 0, 2), header_style="dim")
         for i, column in enumerate(_COLUMNS):
             table.add_column(column, justify="left" if i == 0 else "right")
@@ -103,7 +99,7 @@ def as_rich(report: Report) -> Group:
             parts.append(Text(verdict_in_words(result, verdict), _colour(verdict)))
         parts.append(Text())
     parts += [Text(line, "red") for line in report.failures]
-    parts += [Text(line, "dim") for line in (*report.machine.in_words(), *_caveats(report))]
+    parts += [Text(line, "dim") for line in (*report.machine.in_words(), *caveats(report))]
     return Group(*parts)
 
 
@@ -114,14 +110,14 @@ def as_markdown(report: Report) -> str:
         "",
         time.strftime("Measured on %Y-%m-%d at %H:%M:%S UTC.", time.gmtime(report.started)),
         *report.machine.in_words(),
-        *_caveats(report),
+        *caveats(report),
         "",
         "The contenders of a suite ran in turn, round after round, after one round to warm up. A ratio is formed "
         "inside a round before the median over the rounds is taken. Ranges are the middle half of the rounds. "
         "All measurements are in `bench.json`.",
     ]
     for result in report.results:
-        lines += ["", f"## {result.suite.name}", "", result.suite.measures, _rounds(result), ""]
+        lines += ["", f"## {result.suite.name}", "", result.suite.measures, rounds_in_words(result), ""]
         lines += [_markdown_row(_COLUMNS), "|---|---:|---:|---:|", *(_markdown_row(row) for row in _rows(result)), ""]
         lines += [f"- **{c.name}**: {c.what}" for c in result.suite.contenders if c.what]
         lines += [f"\n{verdict_in_words(result, v)}" for v in result.verdicts()]
@@ -133,16 +129,22 @@ def as_markdown(report: Report) -> str:
 def verdict_in_words(result: SuiteResult, verdict: Verdict) -> str:
     """Whether a goal was met, and how clearly."""
     goal, ratio = verdict.goal, verdict.ratio
-    wanted = f"'{goal.contender}' was to be {goal.bound} {goal.limit:.2f} times '{result.suite.baseline}'"
+    against = goal.against or result.suite.baseline
+    wanted = f"'{goal.contender}' was to be {goal.bound} {goal.limit:.2f} times '{against}'"
     if ratio is None:
         return f"Goal not judged: {wanted}, but no round has both."
     clarity = f"{verdict.rounds_that_agree} of {ratio.count} rounds say so"
-    if verdict.rounds_that_agree < _BEYOND_DOUBT * ratio.count:
+    if not is_beyond_doubt(verdict):
         clarity += ", which leaves doubt"
     return (
         f"Goal {'met' if verdict.is_met else 'NOT met'}: {wanted}, and is {_ratio(ratio)}, "
         f"that is {_more_or_less(ratio.median)}; {clarity}."
     )
+
+
+def is_beyond_doubt(verdict: Verdict) -> bool:
+    """Whether nearly all rounds agree with the verdict."""
+    return verdict.ratio is not None and verdict.rounds_that_agree >= _BEYOND_DOUBT * verdict.ratio.count
 
 
 def show(report: Report, console: Console) -> None:
@@ -180,6 +182,7 @@ def _suite_as_dict(result: SuiteResult) -> dict[str, Any]:
                 "contender": v.goal.contender,
                 "bound": v.goal.bound,
                 "limit": v.goal.limit,
+                "against": v.goal.against or suite.baseline,
                 "is_met": v.is_met,
                 "rounds_that_agree": v.rounds_that_agree,
                 "in_words": verdict_in_words(result, v),
@@ -202,35 +205,38 @@ def _rows(result: SuiteResult) -> list[tuple[str, str, str, str]]:
         rows.append(
             (
                 contender.name + failed,
-                f"{_number(times.median)} {result.suite.unit}" if times else "-",
-                f"{_number(times.low)}–{_number(times.high)}" if times else "-",
+                f"{number(times.median)} {result.suite.unit}" if times else "-",
+                f"{number(times.low)}–{number(times.high)}" if times else "-",
                 "1 (the baseline)" if is_baseline and times else _ratio(ratio) if ratio else "-",
             )
         )
     return rows
 
 
-def _rounds(result: SuiteResult) -> str:
+def rounds_in_words(result: SuiteResult) -> str:
+    """How many rounds there are, or how far they came."""
     done = max(len(o.values) for o in result.outcomes.values())
     if result.is_interrupted:
         return f"Interrupted in round {done} of {result.rounds}." if done else "Interrupted while warming up."
     return f"{done} round{'s' * (done != 1)}."
 
 
-def _caveats(report: Report) -> list[str]:
-    caveats = []
+def caveats(report: Report) -> list[str]:
+    """Why the figures are not the last word, a sentence each."""
+    found = []
     if report.is_quick:
-        caveats.append("This was a quick bench: a first look, too few rounds for a conclusion.")
+        found.append("This was a quick bench: a first look, too few rounds for a conclusion.")
     if report.is_interrupted:
-        caveats.append("It was interrupted: this is what had been measured by then.")
-    return caveats
+        found.append("It was interrupted: this is what had been measured by then.")
+    return found
 
 
 def _colour(verdict: Verdict) -> str:
     return {True: "green", False: "yellow", None: "dim"}[verdict.is_met]
 
 
-def _number(value: float) -> str:
+def number(value: float) -> str:
+    """Four significant digits."""
     return f"{value:.4g}" if value < 1e4 else f"{value:,.0f}"
 
 

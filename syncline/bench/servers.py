@@ -44,7 +44,7 @@ def suites(settings: Settings) -> Generator[Suite, None, None]:
         settings.say("Starting servers and a pair of gloo processes.")
         gloo = stack.enter_context(gloo_pair())
         clients = {shares: stack.enter_context(_client(shares)) for shares in (True, False)}
-        repeats = 2 if settings.quick else 10
+        repeats = 1 if settings.quick else 10
         yield round_trips("servers-round-trip", SMALL, gloo, clients, trips=20, rounds_per_repeat=repeats, in_ms=True)
         yield round_trips("servers-throughput", LARGE, gloo, clients, trips=2, rounds_per_repeat=repeats, in_ms=False)
         for client in clients.values():

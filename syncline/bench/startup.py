@@ -12,6 +12,7 @@ import socket
 import sys
 import tempfile
 from collections.abc import Callable, Generator
+from dataclasses import replace
 from pathlib import Path
 
 from syncline.bench.harness import Contender, Goal, Settings, Suite
@@ -26,10 +27,10 @@ _WORKERS = 2
 
 
 def suites(settings: Settings) -> Generator[Suite, None, None]:
-    """One suite."""
-    del settings  # a start cannot be shortened; a quick bench has fewer rounds
+    """One suite. A start cannot be shortened, so a quick bench has fewer contenders."""
     with tempfile.TemporaryDirectory(prefix="syncline-bench-") as folder:
-        yield _suite(Path(folder))
+        suite = _suite(Path(folder))
+        yield replace(suite, contenders=suite.contenders[:2], goals=suite.goals[:1]) if settings.quick else suite
 
 
 def _suite(folder: Path) -> Suite:

@@ -137,7 +137,7 @@ def suites(settings: Settings) -> Generator[Suite, None, None]:
                 ),
             ),
             goals=(Goal(contender="on", limit=_GOAL),),
-            rounds_per_repeat=2 if settings.quick else 4,
+            rounds_per_repeat=1 if settings.quick else 4,
         )
         if runs:
             share = sum(r.threads_s for r in runs) / sum(r.step_s["off"] for r in runs)

@@ -48,6 +48,9 @@ app = typer.Typer(
 
 _Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="Show only warnings and the result.")]
 _Json = Annotated[bool, typer.Option("--json", help="One JSON object a line; the last one is the summary.")]
+_NOT_FOR_SCRIPTS = (
+    "epochs", "batch", "accumulate", "checkpoint_activations", "memory_limit", "loaders", "evaluate_every", "on_nan",
+)  # fmt: skip
 _Run = Annotated[Path, typer.Argument(metavar="RUN", help="A run directory, such as runs/lenet-mnist-20260101-120000.")]
 
 
@@ -91,7 +94,7 @@ def train(
 
 
 @app.command(context_settings={"allow_extra_args": True, "ignore_unknown_options": True})
-@with_run_options(leave_out=("epochs", "batch", "accumulate", "loaders", "evaluate_every", "on_nan"))
+@with_run_options(leave_out=_NOT_FOR_SCRIPTS)
 def run(
     context: typer.Context,
     script: Annotated[Path, typer.Argument(metavar="SCRIPT", help="A Python file with your own training loop.")],
@@ -250,22 +253,34 @@ def strategies(
 
 
 @app.command(
-    epilog="Suites: startup (command to first training step), overhead (the built-in loop's cost per step), servers "
+    epilog="Suites: startup (command to first training step), training (training speed, against DDP), scaling (that, "
+    "by model and number of workers), accuracy (time to 99% on MNIST), inference (answers a second), growth (speed and "
+    "memory as runs grow), overhead (the built-in loop's cost per step), servers "
     "(parameter servers, against gloo), stragglers (what slow workers cost), recovery (what a killed worker "
-    "costs), tolerance (what being ready for that costs), allreduce (adding up gradients, against gloo)."
+    "costs), tolerance (what being ready for that costs), allreduce (adding up gradients, against gloo), "
+    "memory (peak memory by batch size; only when named), peers (training speed beside other frameworks; only when "
+    "named)."
 )
 def bench(
     suites: Annotated[
-        list[str] | None, typer.Argument(metavar="SUITE", help="What to measure. Default: everything.")
+        list[str] | None, typer.Argument(metavar="SUITE", help="What to measure. Default: everything but peers.")
     ] = None,
     repeats: Annotated[
         int | None, typer.Option(help="How often each contender is measured. Default: 5, or 2 with --quick.")
     ] = None,
     quick: Annotated[bool, typer.Option("--quick", help="A first look: less is measured, so it is rougher.")] = False,
     out: Annotated[
-        Path | None, typer.Option(help="The folder for bench.md and bench.json. Default: runs/bench-TIME.")
+        Path | None, typer.Option(help="The folder for bench.html, bench.md and bench.json. Default: runs/bench-TIME.")
     ] = None,
     json: Annotated[bool, typer.Option("--json", help="One JSON object a line; the last one is the report.")] = False,
+    peers_dir: Annotated[
+        Path | None,
+        typer.Option(help="Where the peers' environments are. Default: $SYNCLINE_PEERS, else ~/.cache/syncline/peers."),
+    ] = None,
+    install: Annotated[
+        list[str] | None,
+        typer.Option(metavar="PEER", help="Make a peer's environment and measure nothing, such as: accelerate."),
+    ] = None,
 ) -> None:
     """Measure Syncline on this machine, side by side with what you would use instead.
 
@@ -277,14 +292,29 @@ def bench(
     syncline bench
     syncline bench startup --repeats 9
     syncline bench overhead --quick --out bench-results
+    syncline bench peers --install accelerate && syncline bench peers
     """
     from syncline.bench.command import bench as run_bench
 
     try:
-        run_bench(suites or [], repeats=repeats, quick=quick, out=out, as_json=json)
+        if install:
+            _install_peers(suites or [], install, peers_dir)
+        else:
+            run_bench(suites or [], repeats=repeats, quick=quick, out=out, as_json=json, peers_dir=peers_dir)
     except Interrupted as stopped:
         _complain(str(stopped), label="")
         raise typer.Exit(130) from stopped
+
+
+def _install_peers(suites: list[str], keys: list[str], peers_dir: Path | None) -> None:
+    from syncline.bench.peer_recipes import adapters_folder, environments_folder, install, peers_named
+
+    if suites not in ([], ["peers"]):
+        raise ConfigError(f"--install is for peers, but {' '.join(suites)} was asked for. Leave one of them out.")
+    environments = environments_folder(peers_dir)
+    for peer in peers_named(keys, adapters_folder()):
+        install(peer, environments, say=lambda text: typer.echo(text, err=True))
+        typer.echo(f"{peer.name} is installed in {environments / peer.key}. Now: syncline bench peers", err=True)
 
 
 app.command()(chaos)

@@ -124,6 +124,20 @@ def test_the_median_ratio_decides_a_goal_and_dissenting_rounds_are_counted(bound
     assert verdict.rounds_that_agree == agreeing
 
 
+def test_a_goal_can_be_set_against_another_contender_than_the_baseline() -> None:
+    script = Script(a=[0, 1, 1], b=[0, 2, 2], c=[0, 4, 8])
+    goal = Goal(contender="c", limit=2.5, bound="at least", against="b")
+    (verdict,) = measure(with_goal(script, goal), 2).verdicts()
+    assert verdict.ratio is not None
+    assert verdict.ratio.median == 3
+    assert verdict.is_met
+
+
+def test_a_goal_against_nobody_is_refused() -> None:
+    with pytest.raises(AssertionError, match="no contender 'x'"):
+        with_goal(Script(a=[0], b=[0]), Goal(contender="b", limit=1.0, against="x"))
+
+
 def test_a_goal_without_measurements_is_neither_met_nor_missed() -> None:
     script = Script(a=[0, 1], b=[RuntimeError("no"), RuntimeError("no")])
     (verdict,) = measure(with_goal(script, Goal(contender="b", limit=1.0)), 1).verdicts()

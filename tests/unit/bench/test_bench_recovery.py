@@ -153,10 +153,11 @@ def test_a_session_is_held_once_for_both_figures_and_one_that_failed_fails_again
 def test_both_suites_are_made_of_the_same_sessions_and_all_kills_are_told_in_a_line(monkeypatch, capsys):
     torchrun, syncline = Scripted(), Scripted((1, settled(0.1)), (1, settled(None, came="hang")))
     monkeypatch.setattr(recovery, "calibrate", lambda target_ms: 2)
+    monkeypatch.setattr(recovery, "_KILLS", 2)
     monkeypatch.setattr(recovery, "under_torchrun", torchrun)
     monkeypatch.setattr(recovery, "under_syncline", syncline)
     said: list[str] = []
-    made = recovery.suites(Settings(quick=True, say=said.append))
+    made = recovery.suites(Settings(say=said.append))
     first = next(made)
     medians = measure(first, 2)
     second = next(made)
@@ -173,6 +174,19 @@ def test_both_suites_are_made_of_the_same_sessions_and_all_kills_are_told_in_a_l
         "never recovered: 1 (counted as 60 s); steps done again: 0.",
     ]
     assert list(made) == []
+
+
+def test_a_quick_look_has_one_kill_in_a_session_and_neither_warm_up_nor_percentiles(monkeypatch):
+    torchrun, syncline = Scripted(), Scripted()
+    monkeypatch.setattr(recovery, "calibrate", lambda target_ms: 2)
+    monkeypatch.setattr(recovery, "under_torchrun", torchrun)
+    monkeypatch.setattr(recovery, "under_syncline", syncline)
+    names = []
+    for suite in recovery.suites(Settings(quick=True)):
+        names.append(suite.name)
+        measure(suite, 2)
+    assert names == ["recovery"]
+    assert torchrun.asked == syncline.asked == [(1, "0 1 0"), (1, "0 2 0")]
 
 
 def test_the_line_adds_up_what_was_done_again():

@@ -10,9 +10,10 @@ from pathlib import Path
 import pytest
 from rich.console import Console
 
+from syncline.bench.files import write
 from syncline.bench.harness import Contender, Goal, Outcome, Suite, SuiteResult
 from syncline.bench.machine import BenchMachine
-from syncline.bench.report import Report, as_dict, as_lines, as_markdown, show, verdict_in_words, write
+from syncline.bench.report import Report, as_dict, as_lines, as_markdown, show, verdict_in_words
 
 MACHINE = BenchMachine(
     processor="A Processor", cores=2, memory_bytes=16_000_000_000, system="Linux", python="3.11.7", torch="2.13.0",
@@ -68,6 +69,13 @@ def test_a_goal_that_could_not_be_judged_says_why() -> None:
     assert words(result([None, None])) == (
         "Goal not judged: 'ours' was to be at most 1.03 times 'theirs', but no round has both."
     )
+
+
+def test_a_goal_names_the_one_that_it_is_set_against() -> None:
+    found = result([10.0, 10.0])
+    found.suite = replace(found.suite, goals=(Goal(contender="theirs", limit=1.0, against="ours"),))
+    assert words(found).startswith("Goal met: 'theirs' was to be at most 1.00 times 'ours', and is 1.000")
+    assert as_dict(report(found))["suites"][0]["goals"][0]["against"] == "ours"
 
 
 def test_plain_lines_show_median_spread_ratio_machine_and_goal() -> None:
@@ -137,8 +145,9 @@ def test_the_data_holds_every_measurement_and_is_valid_json() -> None:
     assert data["machine"]["cores"] == 2
 
 
-def test_writing_makes_both_files(tmp_path: Path) -> None:
+def test_writing_makes_all_files(tmp_path: Path) -> None:
     write(report(result([10.0])), tmp_path)
+    assert (tmp_path / "bench.html").read_text(encoding="utf-8").startswith("<!DOCTYPE html>")
     assert (tmp_path / "bench.md").read_text().startswith("# Syncline bench")
     assert json.loads((tmp_path / "bench.json").read_text())["suites"][0]["name"] == "speed"
 

@@ -1,0 +1,74 @@
+"""What every adapter shares: its arguments, its samples, its timing, and the lines it prints. See ../README.md.
+
+Nothing but the standard library and NumPy, and nothing newer than Python 3.8: some peers have no more.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import subprocess
+import sys
+import time
+
+CLASSES = 10
+LR, MOMENTUM = 0.01, 0.9
+_BATCHES = 16  # so many different ones, taken in turn
+
+
+def arguments():
+    """What `syncline bench peers` asks for. `--rank` is for adapters that start their own workers."""
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--workers", type=int, default=2)
+    parser.add_argument("--batch", type=int, default=64, help="images per worker and step")
+    parser.add_argument("--warm-up", type=int, default=50, help="steps before the measured ones")
+    parser.add_argument("--steps", type=int, default=300, help="measured steps")
+    parser.add_argument("--port", type=int, default=29511, help="a free port of loopback")
+    parser.add_argument("--rank", type=int, default=None)
+    return parser.parse_args()
+
+
+def samples(rank, batch):
+    """Batches of random images of MNIST's shape, with labels, in memory: others for each worker."""
+    import numpy as np
+
+    random = np.random.RandomState(rank)
+    images = random.standard_normal((_BATCHES, batch, 1, 28, 28)).astype(np.float32)
+    return images, random.randint(0, CLASSES, (_BATCHES, batch))
+
+
+def timed(step, asked, *, rank, version, finish=lambda: None, tell=None):
+    """Call `step(number)` as often as asked; rank 0 prints what came out, or hands it to `tell`.
+
+    `finish` waits for what a framework may still be computing when `step` has returned.
+    """
+    tell = tell or say
+    for number in range(asked.warm_up):
+        step(number % _BATCHES)
+    finish()
+    if rank == 0:
+        tell(event="ready", version=version)
+    start = time.perf_counter()
+    for number in range(asked.steps):
+        step(number % _BATCHES)
+    finish()
+    seconds = time.perf_counter() - start
+    if rank == 0:
+        images_per_s = asked.steps * asked.batch * asked.workers / seconds
+        tell(event="measured", images_per_s=images_per_s, steps=asked.steps, seconds=seconds, version=version)
+
+
+def say(**event):
+    """One line of JSON."""
+    sys.stdout.write(json.dumps(event) + "\n")
+    sys.stdout.flush()
+
+
+def start_ranks(workers, environment_of=None):
+    """Start this very script once for each rank, for peers without a launcher, and end with their exit code."""
+    command = [sys.executable, *sys.argv]
+    ranks = [
+        subprocess.Popen([*command, "--rank", str(rank)], env=environment_of and environment_of(rank))
+        for rank in range(workers)
+    ]
+    sys.exit(max(abs(process.wait()) for process in ranks))

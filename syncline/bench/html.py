@@ -1,0 +1,285 @@
+"""A bench's report as one page for people who have never seen the project: `bench.html`.
+
+Here: `as_html`, a pure function from a report to a page that needs nothing else: no network, no script, no other file.
+All text of the report goes through `_text`, because a failure quotes what programs said. Not here: how bars are drawn
+(`bars.py`), how ratios are put into words (`comparisons.py`), colours and layout (`html_style.py`).
+"""
+
+from __future__ import annotations
+
+import time
+from html import escape
+
+from syncline.bench.bars import axis_for, draw_axis, draw_bar
+from syncline.bench.comparisons import better, factor, found_in_words, goal_in_words, range_of
+from syncline.bench.harness import Contender, Suite, SuiteResult, Verdict
+from syncline.bench.html_style import STYLE
+from syncline.bench.machine import BenchMachine
+from syncline.bench.report import Report, caveats, is_beyond_doubt, number, rounds_in_words
+from syncline.bench.statistics import Spread, spread
+from syncline.view.words import clean
+
+__all__ = ["as_html"]
+
+_SYNCLINE = (
+    "Syncline trains any PyTorch model on many workers at once, at any rhythm, and keeps what was done when one of "
+    "them fails."
+)
+_NOTHING_FROM_OUTSIDE = "default-src 'none'; style-src 'unsafe-inline'"
+_COLUMNS = ("", "median", "middle half", "all rounds", "times the baseline")
+_VERDICTS = {True: ("met", "✓ met"), False: ("missed", "✗ not met"), None: ("unjudged", "? not judged")}
+_NONE = "–"
+
+
+def as_html(report: Report) -> str:
+    """The whole page."""
+    sections = "\n".join(_suite(report, r, i) for i, r in enumerate(report.results))
+    return f"""<!DOCTYPE html>
+<html lang="en">
+<head>
+<meta charset="utf-8">
+<meta name="viewport" content="width=device-width, initial-scale=1">
+<meta name="color-scheme" content="light dark">
+<meta http-equiv="Content-Security-Policy" content="{_NOTHING_FROM_OUTSIDE}">
+<title>Syncline bench, {_when(report, "%Y-%m-%d")}</title>
+<style>{STYLE}</style>
+</head>
+<body>
+<header>
+<h1>Syncline bench</h1>
+<p class="lead">{_SYNCLINE} This page says how fast it was on one machine, side by side with what one would use
+instead.</p>
+{_notes(report)}
+</header>
+<main>
+{_summary(report)}
+{_machine(report)}
+{_how_to_read(report)}
+{sections}
+{_problems(report)}
+</main>
+<footer>Every single measurement is in <code>bench.json</code>, beside this page.</footer>
+</body>
+</html>
+"""
+
+
+def _notes(report: Report) -> str:
+    """What one has to know before believing any of it."""
+    notes = caveats(report)
+    if report.machine.is_busy:
+        notes.append("Others were computing on this machine: trust the ratios, not the times, and mind the spread.")
+    if report.failures:
+        notes.append("Not everything could be measured: what failed is told where it belongs.")
+    return "".join(f'<p class="note">{_text(note)}</p>' for note in notes)
+
+
+def _summary(report: Report) -> str:
+    rows = [
+        _verdict_row(result.suite, verdict, f"#suite-{i}")
+        for i, result in enumerate(report.results)
+        for verdict in result.verdicts()
+    ]
+    others = [
+        f'<a href="#suite-{i}">{_text(r.suite.name)}</a>' for i, r in enumerate(report.results) if not r.suite.goals
+    ]
+    parts = ["<section>", "<h2>Summary</h2>"]
+    if rows:
+        parts += [f"<p>{_score(report)}</p>", '<table class="summary">']
+        parts += ["<thead><tr><th>goal</th><th>suite</th><th>what was found</th><th>what was wanted</th></tr></thead>"]
+        parts += ["<tbody>", *rows, "</tbody></table>"]
+    if others:
+        parts.append(f"<p>Measured without a goal: {', '.join(others)}.</p>")
+    if not report.results:
+        parts.append("<p>Nothing was measured.</p>")
+    return "\n".join([*parts, "</section>"])
+
+
+def _score(report: Report) -> str:
+    """How many goals were met, as a sentence."""
+    verdicts = [v.is_met for r in report.results for v in r.verdicts()]
+    met, missed, unjudged = (verdicts.count(v) for v in (True, False, None))
+    words = f"{met} of {len(verdicts)} goal{'s' * (len(verdicts) != 1)} met, {missed} not met"
+    return f"{words}, {unjudged} could not be judged." if unjudged else f"{words}."
+
+
+def _verdict_row(suite: Suite, verdict: Verdict, link: str) -> str:
+    doubt = ""
+    if verdict.ratio is not None and not is_beyond_doubt(verdict):
+        doubt = ' <span class="doubt">The rounds disagree, which leaves doubt.</span>'
+    found = f"<b>{_text(verdict.goal.contender)}</b>: {_with_range(found_in_words(suite, verdict))}{doubt}"
+    return (
+        f'<tr><td class="verdict">{_badge(verdict)}</td><td class="suite"><a href="{link}">{_text(suite.name)}</a></td>'
+        f'<td class="found">{found}</td><td class="wanted">{_text(goal_in_words(suite, verdict.goal))}</td></tr>'
+    )
+
+
+def _badge(verdict: Verdict) -> str:
+    kind, words = _VERDICTS[verdict.is_met]
+    return f'<span class="badge {kind}">{words}</span>'
+
+
+def _machine(report: Report) -> str:
+    machine = report.machine
+    facts = {
+        "processor": f"{machine.processor}, {machine.cores} core{'s' * (machine.cores != 1)}",
+        "memory": f"{machine.memory_bytes / 1e9:.0f} GB",
+        "system": machine.system,
+        "software": f"Syncline {machine.syncline}, torch {machine.torch}, Python {machine.python}",
+        "load at start": _load(machine),
+        "measured": _when(report, "%Y-%m-%d, %H:%M UTC"),
+        "kind": "quick: a first look with few rounds" if report.is_quick else "full",
+    }
+    listed = "".join(f"<div><dt>{name}</dt><dd>{_text(value)}</dd></div>" for name, value in facts.items())
+    return f'<section>\n<h2>The machine</h2>\n<dl class="facts">{listed}</dl>\n</section>'
+
+
+def _load(machine: BenchMachine) -> str:
+    return f"{machine.load_at_start:.1f}, {'busy' if machine.is_busy else 'idle enough'}"
+
+
+def _how_to_read(report: Report) -> str:
+    if not report.results:
+        return ""
+    return (
+        "<section>\n<h2>How to read this</h2>\n"
+        "<p>The contenders of a suite ran in turn, round after round, after one round to warm up, so that what "
+        "disturbs the machine disturbs all of them. A ratio is formed inside a round, and then the median over the "
+        "rounds is taken. Ranges are the middle half of the rounds.</p>\n"
+        '<p class="legend"><span><i class="key baseline"></i>what others are compared with</span>'
+        '<span><i class="key goal"></i>has a goal</span><span><i class="key other"></i>for comparison</span>'
+        '<span><i class="key line"></i>middle half of the rounds</span>'
+        '<span><i class="key round"></i>one round</span></p>\n</section>'
+    )
+
+
+def _suite(report: Report, result: SuiteResult, index: int) -> str:
+    suite = result.suite
+    parts = [
+        f'<section class="suite" id="suite-{index}">',
+        f"<h2>{_text(suite.name)}</h2>",
+        f"<p>{_text(suite.measures)} {_text(rounds_in_words(result))}</p>",
+        _contenders(suite),
+        _chart(result),
+        _table(result),
+        *(f"<p>{_badge(v)} {_verdict(suite, v)}</p>" for v in result.verdicts()),
+        _failures(result),
+        _again(report, result),
+        "</section>",
+    ]
+    return "\n".join(part for part in parts if part)
+
+
+def _verdict(suite: Suite, verdict: Verdict) -> str:
+    goal = verdict.goal
+    return (
+        f"<b>{_text(goal.contender)}</b> was to be {_text(goal_in_words(suite, goal))}; "
+        f"found: {_with_range(found_in_words(suite, verdict))}."
+    )
+
+
+def _with_range(words: str) -> str:
+    """A range in parentheses at the end stays on one line."""
+    before, opening, ends = _text(words).rpartition("(")
+    return f'{before}<span class="range">{opening}{ends}</span>' if opening else ends
+
+
+def _chart(result: SuiteResult) -> str:
+    suite = result.suite
+    spreads = {c.name: result.spread(c.name) for c in suite.contenders}
+    axis = axis_for([s for s in spreads.values() if s is not None])
+    rows = []
+    for contender in suite.contenders:
+        found = spreads[contender.name]
+        bar = draw_bar(axis, result.outcomes[contender.name].values, found, _kind(suite, contender), suite.unit)
+        value = f"{number(found.median)} {suite.unit}" if found else "no value"
+        rows += [
+            f'<span class="name">{_text(contender.name)}</span>',
+            f'<span class="value">{_text(value)}</span>',
+            bar,
+        ]
+    direction = better(suite)
+    caption = [_text(suite.unit), *([f"{direction} is better"] if direction else [])]
+    if axis.is_logarithmic:
+        caption.append("<b>logarithmic scale</b>: equal distances are equal ratios")
+    values = [v for outcome in result.outcomes.values() for v in outcome.values if v is not None]
+    if not all(axis.holds(v) for v in values):
+        caption.append("a ring at the edge is a round far beyond it")
+    return (
+        f'<figure>\n<div class="bars">{"".join(rows)}{draw_axis(axis, suite.unit)}</div>\n'
+        f"<figcaption>{', '.join(caption)}</figcaption>\n</figure>"
+    )
+
+
+def _kind(suite: Suite, contender: Contender) -> str:
+    if contender.name == suite.baseline:
+        return "baseline"
+    return "goal" if any(g.contender == contender.name for g in suite.goals) else "other"
+
+
+def _table(result: SuiteResult) -> str:
+    head = "".join(f'<th scope="col">{column}</th>' for column in _COLUMNS)
+    body = "\n".join(_row(result, c) for c in result.suite.contenders)
+    table = f'<table class="numbers">\n<thead><tr>{head}</tr></thead>\n<tbody>\n{body}\n</tbody></table>'
+    return f'<div class="scroll">{table}</div>'
+
+
+def _row(result: SuiteResult, contender: Contender) -> str:
+    found, ratio = result.spread(contender.name), spread(result.ratios(contender.name))
+    failed = ' <span class="failed">failed</span>' if result.outcomes[contender.name].failures else ""
+    cells = [_NONE] * 4
+    if found is not None:
+        between, all_rounds = (found.low, found.high), (found.least, found.most)
+        cells[:3] = [
+            f"{number(found.median)} {result.suite.unit}",
+            range_of(*map(number, between)),
+            range_of(*map(number, all_rounds)),
+        ]
+        cells[3] = "1" if contender.name == result.suite.baseline else _ratio(ratio)
+    labelled = zip(_COLUMNS[1:], cells, strict=True)  # a phone shows a row as lines, each with its label
+    numbers = "".join(f'<td data-label="{label}">{_with_range(cell)}</td>' for label, cell in labelled)
+    return f'<tr><th scope="row">{_text(contender.name)}{failed}</th>{numbers}</tr>'
+
+
+def _ratio(ratio: Spread | None) -> str:
+    if ratio is None:
+        return _NONE
+    return f"{factor(ratio.median)} ({range_of(factor(ratio.low), factor(ratio.high))})"
+
+
+def _contenders(suite: Suite) -> str:
+    told = [f"<dt>{_text(c.name)}</dt><dd>{_text(c.what)}</dd>" for c in suite.contenders if c.what]
+    return f'<dl class="contenders">{"".join(told)}</dl>' if told else ""
+
+
+def _failures(result: SuiteResult) -> str:
+    told = []
+    for name, outcome in result.outcomes.items():
+        if outcome.failures:
+            left_out = " and was left out" if outcome.is_out else ""
+            told.append(f"<p><b>{_text(name)}</b> failed{left_out}.</p>\n<pre>{_text(outcome.failures[-1])}</pre>")
+    return f'<div class="failures">{"".join(told)}</div>' if told else ""
+
+
+def _again(report: Report, result: SuiteResult) -> str:
+    if result.entry is None:
+        return ""
+    repeats = max(1, round(result.rounds / result.suite.rounds_per_repeat))
+    command = f"syncline bench {result.entry}{' --quick' * report.is_quick} --repeats {repeats}"
+    return f'<p class="again">To measure it again: <code>{_text(command)}</code></p>'
+
+
+def _problems(report: Report) -> str:
+    if not report.problems:
+        return ""
+    told = "".join(f"<pre>{_text(problem)}</pre>" for problem in report.problems)
+    return f'<section>\n<h2>What could not be measured</h2>\n<div class="failures">{told}</div>\n</section>'
+
+
+def _when(report: Report, form: str) -> str:
+    return time.strftime(form, time.gmtime(report.started))
+
+
+def _text(text: str) -> str:
+    """Text as it is to be read, whatever is in it."""
+    return escape("\n".join(clean(line) for line in text.splitlines()))
