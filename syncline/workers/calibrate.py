@@ -27,7 +27,7 @@ from syncline.plan.plan import Plan
 from syncline.plan.tuning import Finding, Tuning, in_words, losses_agree, search, with_loaders
 from syncline.telemetry.events import Noted
 from syncline.workers.build import Loss
-from syncline.workers.compute import loss_of, to_device
+from syncline.workers.compute import leaving_nothing_behind, loss_of, to_device
 from syncline.workers.runtime import Runtime
 from syncline.workers.tuning import computing_in, lay_out, planned
 from syncline.workers.tuning_cache import key_of, look_up, remember
@@ -161,16 +161,12 @@ class Trial:
     @contextmanager
     def leaving_nothing_behind(self) -> Iterator[None]:
         """What the steps inside change is put back."""
-        threads, buffers = torch.get_num_threads(), [b.detach().clone() for b in self.model.buffers()]
-        devices = [self.device] if self.device.type == "cuda" else []
+        threads = torch.get_num_threads()
         try:
-            with torch.random.fork_rng(devices=devices):
+            with leaving_nothing_behind(self.model, self.device):
                 yield
         finally:
             torch.set_num_threads(threads)
-            with torch.no_grad():
-                for buffer, before in zip(self.model.buffers(), buffers, strict=True):
-                    buffer.copy_(before)
             self.model.zero_grad(set_to_none=True)
             self.batch = None
 

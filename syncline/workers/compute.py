@@ -7,6 +7,7 @@ Here: how a batch is split into inputs and target, moved to a device and cut int
 from __future__ import annotations
 
 from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -15,7 +16,7 @@ from syncline.algorithms.partition import split
 from syncline.errors import ConfigError
 from syncline.workers.build import Loss
 
-__all__ = ["correct_fraction", "loss_of", "pieces", "to_device"]
+__all__ = ["correct_fraction", "leaving_nothing_behind", "loss_of", "pieces", "to_device"]
 
 
 def loss_of(model: torch.nn.Module, loss: Loss, batch: Any) -> tuple[torch.Tensor, torch.Tensor, Any]:
@@ -63,6 +64,19 @@ def pieces(batch: Any, samples: int, count: int) -> Iterator[tuple[Any, float]]:
         return
     for low, high in split(samples, min(count, samples)):
         yield _rows(batch, low, high), (high - low) / samples
+
+
+@contextmanager
+def leaving_nothing_behind(model: torch.nn.Module, device: torch.device) -> Iterator[None]:
+    """For passes that are only tried out: statistics and random numbers are as before when they are over."""
+    before = [buffer.detach().clone() for buffer in model.buffers()]
+    try:
+        with torch.random.fork_rng(devices=[device] if device.type == "cuda" else []):
+            yield
+    finally:
+        with torch.no_grad():
+            for buffer, value in zip(model.buffers(), before, strict=True):
+                buffer.copy_(value)
 
 
 def correct_fraction(output: Any, target: Any) -> float | None:

@@ -8,32 +8,30 @@ from __future__ import annotations
 
 import math
 import time
-from dataclasses import asdict, replace
+from dataclasses import replace
 from typing import Any, NamedTuple
 
 import numpy as np
 import torch
-from torch.nn.modules.batchnorm import _BatchNorm
 
 from syncline.algorithms.partition import share as share_of
 from syncline.data.order import Position, SampleOrder, Share, hold_out
 from syncline.data.prefetch import Ahead, Fetched, InLine, ahead_of
 from syncline.data.source import DatasetSource
 from syncline.errors import NonFiniteLoss, PeerLost
-from syncline.plan.memory import MemoryUse, Pieces, pieces_within
 from syncline.plan.plan import Plan
 from syncline.plan.tuning import Tuning
 from syncline.strategies.exchange import Exchange, Replica
 from syncline.task import Task
-from syncline.telemetry.events import Evaluated, Noted, Warned
+from syncline.telemetry.events import Evaluated, Warned
 from syncline.workers.batch_norm import has_global_batch_norm, take_part_without_samples
 from syncline.workers.build import build_loss, build_model, build_optimizer, build_schedule, build_sources
 from syncline.workers.calibrate import find_tuning
 from syncline.workers.compute import correct_fraction, loss_of, pieces, to_device
 from syncline.workers.course import Course
-from syncline.workers.evaluate import BLOCK, evaluate, mean_loss_and_accuracy
-from syncline.workers.memory import agreed_use, measure_use, needed_besides
+from syncline.workers.evaluate import evaluate, mean_loss_and_accuracy
 from syncline.workers.metrics import MetricSet
+from syncline.workers.micro_batches import MicroBatches
 from syncline.workers.recompute import recompute_activations
 from syncline.workers.runtime import Runtime
 from syncline.workers.step import Outcome, Update
@@ -74,7 +72,7 @@ class Job:
         self.course = Course(runtime, order, epochs=plan.epochs)
         self._loss = build_loss(task.loss)  # type: ignore[arg-type]  # Task.with_defaults has filled it in
         self._metrics = MetricSet(task.metrics)  # type: ignore[arg-type]  # likewise
-        self._memory_use: MemoryUse | None = None
+        self._micro_batches = MicroBatches(runtime, self._try_out)
         self.trained = Trained(self._build)
 
     def _build(self) -> Parts:
@@ -104,7 +102,7 @@ class Job:
         self.course.enter_view(self.trained, clip_norm=self._task.clip_norm, score=score, settle=self._settle)
         runtime.in_flight = (self.course.start.step, _NOTHING)
         self._update = Update(self.replica, self.exchange, self.recorder, calls=runtime, clip_norm=self._task.clip_norm)
-        self._in_pieces = self._pieces()
+        self._micro_batches.enter_view(self.replica)
         if self.ends_epoch(self.course.start):
             self.after_epoch(self.course.start)  # somebody was lost in the middle of it
 
@@ -162,7 +160,7 @@ class Job:
             return self._without_samples(batch)
         total_loss, total_correct = 0.0, 0.0
         fraction: float | None = None
-        parts = list(pieces(batch, len(share.indices), self._pieces_of(share)))
+        parts = list(pieces(batch, len(share.indices), self._micro_batches.of(share)))
         for number, (piece, part) in enumerate(parts, start=1):
             with computing_in(self.tuning.precision, self.device):
                 loss, output, target = loss_of(self.replica.model, self._loss, piece)
@@ -235,7 +233,7 @@ class Job:
                     self.runtime.collective.broadcast_(buffer)  # rank 0's statistics are the run's
             result = evaluate(
                 self.replica.model, self._loss, self._metrics, self._test, self.runtime.collective, self.device,
-                self._evaluated_at_once,
+                self._micro_batches.at_once,
             )  # fmt: skip
         self.metrics.update(result)
         self.trained.evaluated_at = position.step
@@ -271,34 +269,7 @@ class Job:
     def _score(self) -> tuple[float, float]:
         assert self._held_out is not None, "asked for in tournaments only"
         return mean_loss_and_accuracy(
-            self.replica.model, self._loss, self.train_source, self._held_out, self.device, self._evaluated_at_once
-        )
-
-    def _pieces(self) -> int:
-        """In how many pieces a share is computed in this View: as the plan says, or more if memory demands."""
-        plan = self.plan
-        self._evaluated_at_once = BLOCK
-        if plan.memory_limit_bytes is None:
-            return plan.accumulate
-        share = -(-plan.batch // plan.size)
-        self._memory_use = agreed_use(self.runtime.collective, self._memory_use, lambda: self._measure_memory(share))
-        found = pieces_within(plan.memory_limit_bytes, self._memory_use, share, plan.accumulate)
-        self._evaluated_at_once = min(BLOCK, found.samples)
-        self._tell_pieces(found)
-        return found.count
-
-    def _measure_memory(self, share: int) -> MemoryUse:
-        assert self.plan.memory_limit_bytes is not None, "asked for only then"
-        model, collective = self.replica.model, self.runtime.collective
-        return measure_use(
-            self._try_out,
-            model,
-            share=share,
-            batch=self.plan.batch,
-            limit_bytes=self.plan.memory_limit_bytes,
-            more=needed_besides(model, self.replica.optimizer, collective),
-            collective=collective,
-            device=self.device,
+            self.replica.model, self._loss, self.train_source, self._held_out, self.device, self._micro_batches.at_once
         )
 
     def _try_out(self, samples: int) -> None:
@@ -308,16 +279,6 @@ class Job:
             loss, _, _ = loss_of(self.replica.model, self._loss, batch)
         torch.autograd.backward(loss)
         self.replica.gradients.zero_()
-
-    def _tell_pieces(self, found: Pieces) -> None:
-        if self.runtime.rank != 0:
-            return
-        self.recorder.emit(Noted(message=found.in_words(), details={"memory": asdict(found)}))
-        if found.count > self.plan.accumulate and any(isinstance(m, _BatchNorm) for m in self.replica.model.modules()):
-            self.runtime.warn(
-                "Batch norm takes its statistics from one micro-batch at a time, so --memory-limit changes the result "
-                "of this model a little."
-            )
 
     def _without_samples(self, batch: Any) -> Local:
         """A share without samples adds nothing, but batch-norm layers of the others wait for this worker."""
@@ -330,12 +291,6 @@ class Job:
             self.replica.gradients.zero_()
         self.recorder.mark("forward")
         return Local(0.0, 0.0)
-
-    def _pieces_of(self, share: Share) -> int:
-        """Workers whose batch norm waits for the others have equally many, and nobody has an empty one."""
-        if self._in_pieces == 1 or not has_global_batch_norm(self.replica.model):
-            return self._in_pieces
-        return min(self._in_pieces, max(1, share.batch // self.plan.size))
 
     def _where(self, share: Share, loss: float) -> str:
         shown = ", ".join(str(int(i)) for i in share.indices[:8])

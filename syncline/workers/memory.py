@@ -11,8 +11,8 @@ import re
 import resource
 import sys
 import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 
 import msgspec
@@ -22,6 +22,7 @@ from torch import nn
 from syncline.comms.collective import Collective
 from syncline.errors import ConfigError
 from syncline.plan.memory import MemoryUse, fitted, largest
+from syncline.workers.compute import leaving_nothing_behind
 
 __all__ = ["Peak", "agreed_use", "measure_use", "needed_besides", "optimizer_slots"]
 
@@ -86,7 +87,7 @@ def measure_use(
         raise ConfigError(f"memory_limit is set, but nobody tells how much memory {device.type} takes. Leave it out.")
     peak, peaks = Peak(device), list[tuple[int, int]]()
     samples, most_samples = min(_FEWEST_SAMPLES, batch), min(max(share, _ENOUGH_SAMPLES), batch)
-    with _leaving_nothing_behind(model, device):
+    with leaving_nothing_behind(model, device):
         step(samples)  # what is loaded and allocated once is so now
         while True:
             peak.reset()
@@ -119,18 +120,6 @@ def optimizer_slots(optimizer: torch.optim.Optimizer) -> int:
     if "betas" in settings:
         return 2
     return 1 if settings.get("momentum") or "lr_decay" in settings else 0
-
-
-@contextmanager
-def _leaving_nothing_behind(model: nn.Module, device: torch.device) -> Iterator[None]:
-    buffers = [buffer.detach().clone() for buffer in model.buffers()]
-    try:
-        with torch.random.fork_rng(devices=[device] if device.type == "cuda" else []):
-            yield
-    finally:
-        with torch.no_grad():
-            for buffer, before in zip(model.buffers(), buffers, strict=True):
-                buffer.copy_(before)
 
 
 def _told(collective: Collective, mine: MemoryUse | None) -> list[MemoryUse | None]:
