@@ -30,12 +30,13 @@ from syncline.workers.build import Loss
 from syncline.workers.compute import leaving_nothing_behind, loss_of, to_device
 from syncline.workers.runtime import Runtime
 from syncline.workers.tuning import computing_in, lay_out, planned
-from syncline.workers.tuning_cache import key_of, look_up, remember
+from syncline.workers.tuning_cache import cache_file, forget, key_of, look_up, remember
 
 __all__ = ["Trial", "calibrate", "find_tuning"]
 
 _Found: TypeAlias = tuple[Tuning, tuple[Finding, ...]]
 
+_NOT_AGAIN = "not tuned: a worker ended when that was tried out. Delete {} to try again."
 _LEAST_SAMPLES = 2  # batch normalisation needs as many
 _STEP_S = 0.25
 """A step that is tried out should take no longer: large models are tried out with part of the samples."""
@@ -74,13 +75,16 @@ def find_tuning(
             device=runtime.device,
             has_slow_data=isinstance(source, DatasetSource),
         )
+        if runtime.rank == 0:
+            remember(key, start, ())  # should a process end while this is tried out, it is not tried again
         found = calibrate(trial, plan, start, collective)
         seconds = time.monotonic() - begun
-        if runtime.rank == 0 and found[1]:
-            remember(key, *found)
+        if runtime.rank == 0:
+            remember(key, *found) if found[1] else forget(key)
     tuning, findings = found
-    if runtime.rank == 0 and findings:
-        runtime.recorder.emit(Noted(message=in_words(findings, seconds), details={"tuning": tuning.to_dict()}))
+    if runtime.rank == 0 and (findings or not seconds):
+        told = in_words(findings, seconds) if findings else _NOT_AGAIN.format(cache_file())
+        runtime.recorder.emit(Noted(message=told, details={"tuning": tuning.to_dict()}))
     return tuning
 
 
@@ -95,7 +99,14 @@ def _has_choice(plan: Plan, model: nn.Module, source: Source) -> bool:
 
 
 def _has_images(model: nn.Module) -> bool:
-    return any(p.dim() == 4 for p in model.parameters())
+    """Whether channels-last memory is an option.
+
+    With it torch 2.13 (oneDNN, AVX2) writes beyond the end of its memory in the backward pass of 1x1 convolutions with
+    a stride and fewer than 8 channels: models with such layers stay as they are.
+    """
+    layers = [module for module in model.modules() if isinstance(module, nn.Conv2d)]
+    is_unsafe = any(max(c.kernel_size) == 1 and max(c.stride) > 1 and c.in_channels < 8 for c in layers)
+    return not is_unsafe and any(p.dim() == 4 for p in model.parameters())
 
 
 def _of_the_first(collective: Collective, mine: _Found | None) -> _Found | None:

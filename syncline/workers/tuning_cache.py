@@ -24,7 +24,7 @@ from syncline.plan.machine import Machine
 from syncline.plan.plan import Plan
 from syncline.plan.tuning import Finding, Tuning
 
-__all__ = ["cache_file", "key_of", "look_up", "remember"]
+__all__ = ["cache_file", "forget", "key_of", "look_up", "remember"]
 
 _MOST_ENTRIES = 200
 
@@ -59,7 +59,17 @@ def remember(key: str, tuning: Tuning, findings: tuple[Finding, ...]) -> None:
     """For the next run. The oldest are forgotten."""
     entries = _read()
     entries.pop(key, None)
-    entries[key] = [asdict(tuning), [asdict(finding) for finding in findings]]
+    _write({**entries, key: [asdict(tuning), [asdict(finding) for finding in findings]]})
+
+
+def forget(key: str) -> None:
+    """It is to be measured again."""
+    entries = _read()
+    entries.pop(key, None)
+    _write(entries)
+
+
+def _write(entries: dict[str, Any]) -> None:
     kept = dict(list(entries.items())[-_MOST_ENTRIES:])
     with contextlib.suppress(OSError):  # a home that cannot be written to: measured again next time
         path = cache_file()

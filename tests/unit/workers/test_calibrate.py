@@ -27,10 +27,11 @@ def make_plan_of(workers: int, **config):
     return make_plan(facts, RunConfig(workers=workers, threads=1, **config), Machine.here(), "cpu")
 
 
-def network() -> nn.Module:
+def network(dropout: float = 0.0) -> nn.Module:
+    """Without dropout, for workers that are threads: these would take random numbers from each other."""
     torch.manual_seed(3)
     return nn.Sequential(
-        nn.Conv2d(3, 8, 3), nn.BatchNorm2d(8), nn.Dropout(0.5), nn.ReLU(), nn.Flatten(), nn.Linear(8 * 36, 4)
+        nn.Conv2d(3, 8, 3), nn.BatchNorm2d(8), nn.Dropout(dropout), nn.ReLU(), nn.Flatten(), nn.Linear(8 * 36, 4)
     )
 
 
@@ -59,7 +60,7 @@ def trial_of(model: nn.Module, samples: int = 8) -> Trial:
 
 
 def test_trying_out_leaves_nothing_behind():
-    model = network()
+    model = network(dropout=0.5)
     before = copy.deepcopy(model.state_dict())
     torch.manual_seed(5)
     random_state, threads = torch.get_rng_state(), torch.get_num_threads()
@@ -125,6 +126,22 @@ def test_a_form_in_which_the_model_computes_something_else_is_not_taken():
 
     _, (finding,) = calibrate(trial_of(Odd()), make_plan_of(1), Tuning(), Solo())
     assert finding.speed == 0
+
+
+@pytest.mark.parametrize(
+    ("layer", "is_tried"),
+    [
+        (nn.Conv2d(3, 8, 1, stride=2), False),
+        (nn.Conv2d(3, 8, 1), True),
+        (nn.Conv2d(3, 8, 3, stride=2), True),
+        (nn.Sequential(nn.Conv2d(3, 8, 3), nn.Conv2d(8, 8, 1, stride=2)), True),
+    ],
+)
+def test_layers_with_which_torch_spoils_memory_are_not_tried_out(layer, is_tried):
+    model = nn.Sequential(layer, nn.Flatten(), nn.LazyLinear(4))
+    model(torch.zeros(1, 3, 8, 8))
+    _, findings = calibrate(trial_of(model), make_plan_of(1), Tuning(), Solo())
+    assert bool(findings) == is_tried
 
 
 def test_a_large_model_is_tried_out_with_part_of_the_samples():
@@ -195,12 +212,21 @@ def test_findings_are_remembered(monkeypatch, tmp_path):
     tuning_cache.remember(key, CHANNELS_LAST, (finding,))
     assert tuning_cache.look_up(key) == (CHANNELS_LAST, (finding,))
     assert [p.name for p in (tmp_path / "syncline").iterdir()] == ["tuning.json"]
+    tuning_cache.forget("something else")
+    assert tuning_cache.look_up(key) == (CHANNELS_LAST, (finding,))
     for other in (
         tuning_cache.key_of(nn.Sequential(network()), make_plan_of(2), 64),
         tuning_cache.key_of(network(), make_plan_of(4), 64),
         tuning_cache.key_of(network(), make_plan_of(2), 32),
     ):
         assert tuning_cache.look_up(other) is None
+
+
+def test_what_is_forgotten_is_measured_again(monkeypatch, tmp_path):
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    tuning_cache.remember("key", CHANNELS_LAST, ())
+    tuning_cache.forget("key")
+    assert tuning_cache.look_up("key") is None
 
 
 @pytest.mark.parametrize("content", ["", "{", "[]", '{"key": [1, 2]}', '{"key": null}', "\x00"])
