@@ -98,8 +98,11 @@ def build_loss(loss: Spec | Loss) -> Loss:
     return made
 
 
-def build_optimizer(task: Task, model: nn.Module) -> torch.optim.Optimizer:
-    """An optimiser of the model by its name in torch.optim, or from the user's function of the parameters."""
+def build_optimizer(task: Task, model: nn.Module, *, may_fuse: bool = True) -> torch.optim.Optimizer:
+    """An optimiser of the model by its name in torch.optim, or from the user's function of the parameters.
+
+    `may_fuse`: torch may update all parameters in one operation, where it can.
+    """
     wanted, parameters = task.optimizer, model.parameters()
     if not isinstance(wanted, Spec):
         if task.weight_decay is not None:
@@ -118,9 +121,12 @@ def build_optimizer(task: Task, model: nn.Module) -> torch.optim.Optimizer:
     found = _find("optimizer", wanted.name, classes)
     if task.weight_decay is not None:
         wanted = wanted.with_options(weight_decay=task.weight_decay)
-    if _can_be_fused(found, wanted, model):
+    if may_fuse and _can_be_fused(found, wanted, model):
         wanted = wanted.with_options(fused=True)
     optimizer: torch.optim.Optimizer = _construct("optimizer", found, wanted, (list(parameters),))
+    if isinstance(optimizer, torch.optim.SGD) and optimizer.defaults["fused"] and optimizer.defaults["momentum"]:
+        # The fused step does not bear that some parameters have momentum and others, not used until now, have none.
+        optimizer.state.update({p: {"momentum_buffer": torch.zeros_like(p)} for p in model.parameters()})
     return optimizer
 
 
@@ -128,7 +134,7 @@ def _can_be_fused(optimizer: type, wanted: Spec, model: nn.Module) -> bool:
     """Whether the update can be one operation over all parameters, which is faster, and the user has not decided."""
     if "fused" not in inspect.signature(optimizer).parameters:
         return False
-    if {"fused", "foreach", "capturable", "differentiable"} & set(wanted.options):
+    if {"fused", "foreach", "capturable", "differentiable"} & set(wanted.options) or wanted.options.get("dampening"):
         return False
     has_sparse_gradients = any(getattr(module, "sparse", False) for module in model.modules())
     return not has_sparse_gradients and all(

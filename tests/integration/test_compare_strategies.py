@@ -60,7 +60,7 @@ def scripted(
         view.close()
         if outcome and config.strategy in outcome:
             raise outcome[config.strategy]
-        return Result({"test/accuracy": 0.984}, run_dir.path, 3, 3.0, 12.3, 4567.0, lambda: None)  # type: ignore[arg-type,return-value]
+        return Result({"test/accuracy": 0.984}, run_dir.path, 3, 3.0, 12.3, 4567.0, {}, lambda: None)  # type: ignore[arg-type,return-value]
 
     monkeypatch.setattr(compare_strategies, "PRESETS", presets(*names))
     monkeypatch.setattr(compare_strategies, "run_task", run_task)

@@ -55,7 +55,7 @@ def test_an_outer_sgd_of_rate_1_is_averaging(tmp_path):
 
 
 def test_a_sum_at_the_servers_is_the_all_reduce_bit_by_bit(tmp_path):
-    changes = {"optimizer": syncline.adam(lr=0.01), "workers": 3}
+    changes = {"optimizer": syncline.adam(lr=0.01, fused=False), "workers": 3}
     reference = model_of(train(tmp_path / "a", "allreduce", **changes))
     assert same_bits(reference, model_of(train(tmp_path / "b", "server-sync", **changes)))
     assert same_bits(reference, model_of(train(tmp_path / "c", "server-sync(shards=2)", **changes)))

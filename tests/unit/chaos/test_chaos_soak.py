@@ -92,7 +92,7 @@ class World:
         view.close()
         if raised is not None:
             raise raised
-        return Result(metrics, run_dir.path, 20, 1.0, 1.0, 1.0, lambda: None)  # type: ignore[arg-type,return-value]
+        return Result(metrics, run_dir.path, 20, 1.0, 1.0, 1.0, {}, lambda: None)  # type: ignore[arg-type,return-value]
 
 
 @pytest.fixture
