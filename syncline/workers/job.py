@@ -84,7 +84,7 @@ class Job:
         model.train()
         if plan.checkpoint_activations and not recompute_activations(model):
             self.runtime.warn("checkpoint_activations saves nothing: this model has no blocks to be computed twice.")
-        # Servers step with parts of parameters, some of them at a time: the plain step gives the same bits for any part.
+        # Servers step with parts of parameters, not all at a time: the plain step gives the same bits for any part.
         optimizer = build_optimizer(task, model, may_fuse=not plan.servers)
         self._schedule = build_schedule(
             task.schedule,  # type: ignore[arg-type]  # Task.with_defaults has filled it in

@@ -91,8 +91,8 @@ def test_an_own_loop_gives_the_parameters_of_syncline_train_for_any_number_of_wo
     targets = (inputs[:, :5].sum(1) > 0).long()
     model = torch.nn.Sequential(torch.nn.Linear(12, 16), torch.nn.ReLU(), torch.nn.Linear(16, 2))
     trained = syncline.train(
-        model=model, data=(inputs, targets), optimizer=syncline.sgd(lr=0.1, momentum=0.9, fused=False), batch=10, epochs=3,
-        workers=3, out=str(tmp_path / "built-in"), quiet=True,
+        model=model, data=(inputs, targets), optimizer=syncline.sgd(lr=0.1, momentum=0.9, fused=False), batch=10,
+        epochs=3, workers=3, out=str(tmp_path / "built-in"), quiet=True,
     )  # fmt: skip
     expected = final_state(trained.run_dir)["model"]
     three = run(loop, "three", "--workers", "3")
@@ -109,8 +109,8 @@ def test_an_own_loop_follows_any_strategy_like_the_built_in_one(tmp_path, loop):
     model = torch.nn.Sequential(torch.nn.Linear(12, 16), torch.nn.ReLU(), torch.nn.Linear(16, 2))
     strategy = "diloco(steps=4) + bf16"
     trained = syncline.train(
-        model=model, data=(inputs, targets), optimizer=syncline.sgd(lr=0.1, momentum=0.9, fused=False), batch=10, epochs=3,
-        workers=2, strategy=strategy, out=str(tmp_path / "built-in"), quiet=True,
+        model=model, data=(inputs, targets), optimizer=syncline.sgd(lr=0.1, momentum=0.9, fused=False), batch=10,
+        epochs=3, workers=2, strategy=strategy, out=str(tmp_path / "built-in"), quiet=True,
     )  # fmt: skip
     own = run(loop, "own", "--workers", "2", "--strategy", strategy)
     assert same_bits(final_state(trained.run_dir)["model"], own["model"])
