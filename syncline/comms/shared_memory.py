@@ -4,8 +4,8 @@ Here: `SharedMemory`, a `Collective`. Not here: where the memory comes from (`se
 other (`barrier.py`).
 
 A tensor from `allocate` lies in shared memory on every rank. `sum_` splits it into one piece per rank; each rank adds
-up its own piece from everybody's copy, in rank order, and writes the result back into every copy. Nobody else touches
-that piece between the two barriers, so nothing is copied in or out and all ranks end up with the same bits.
+up its own piece from everybody's copy and writes the result back into every copy. Nobody else touches that piece
+between the two barriers, so nothing is copied in or out and all ranks end up with the same bits.
 
 `mix_` reads the copies of those a rank takes from, and writes the result back only when everybody has read.
 
@@ -32,7 +32,7 @@ from syncline.comms.barrier import SharedBarrier
 from syncline.comms.collective import Collective, Solo, check_mixing, mixed, takers
 from syncline.comms.layout import NOTICE_BYTES, STAGE_BYTES, ControlLayout
 from syncline.comms.segment import Segment
-from syncline.comms.sum_ahead import SumAhead
+from syncline.comms.sum_ahead import SumAhead, add_up
 from syncline.errors import PeerLost, SynclineError
 
 __all__ = ["SharedMemory", "SharedMemoryFull"]
@@ -266,13 +266,8 @@ class SharedMemory:
         weights = [self._read_slot(r)[0] for r in range(self.size)]
         if not (copies[0].is_floating_point() or copies[0].is_complex()):
             weights = [int(w) for w in weights]  # a float weight would round large integers
-        for first, *others in self._own_pieces(copies):
-            if weights[0] != 1:
-                first.mul_(weights[0])
-            for other, w in zip(others, weights[1:], strict=True):
-                first.add_(other, alpha=w)
-            for other in others:
-                other.copy_(first)
+        for pieces in self._own_pieces(copies):
+            add_up(pieces, weights, self.rank)
         self._barrier.wait()
 
     def _own_pieces(self, copies: list[torch.Tensor]) -> list[list[torch.Tensor]]:

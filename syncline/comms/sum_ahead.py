@@ -1,6 +1,6 @@
 """Adding up a tensor part by part while later parts of it are still being computed.
 
-Here: `SumAhead`, for tensors in memory that all ranks map. A rank says of each part when it is complete, and goes on
+Here: `SumAhead`, for tensors in memory that all ranks map, and `add_up`, the sum itself. A rank says of each part when it is complete, and goes on
 computing at once. Whenever it does so it also adds up its own piece of every part that everybody has completed
 meanwhile. What is left at the end is added up as ever. So nobody waits in between, no thread is needed, and what is
 added up was written just before and is still in a cache. Not here: memory and barriers (`shared_memory.py`), and which
@@ -21,7 +21,7 @@ import torch
 from syncline.algorithms.partition import split
 from syncline.comms.barrier import LINE_BYTES
 
-__all__ = ["SumAhead"]
+__all__ = ["SumAhead", "add_up"]
 
 _WEIGHT_BYTES = 8
 
@@ -91,14 +91,23 @@ class SumAhead:
         return all(self._rounds[other][part] == self._round for other in self._others)
 
     def _add_up(self, part: int) -> None:
-        first, *others = self._pieces[part]
-        weights = [row[0] for row in self._weights]
-        if weights[0] != 1:
-            first.mul_(weights[0])
-        for other, weight in zip(others, weights[1:], strict=True):
-            first.add_(other, alpha=weight)
-        for other in others:
-            other.copy_(first)
+        add_up(self._pieces[part], [row[0] for row in self._weights], self._rank)
+
+
+def add_up(copies: Sequence[torch.Tensor], weights: Sequence[float], rank: int) -> None:
+    """Replace all of these, one of each rank, by their weighted sum.
+
+    It begins with the rank's own copy, which lies in the cache of its core; the others follow in rank order.
+    """
+    own = copies[rank]
+    if weights[rank] != 1:
+        own.mul_(weights[rank])
+    for r, copy in enumerate(copies):
+        if r != rank:
+            own.add_(copy, alpha=weights[r])
+    for r, copy in enumerate(copies):
+        if r != rank:
+            copy.copy_(own)
 
 
 def _own_pieces(copies: Sequence[torch.Tensor], low: int, high: int, rank: int) -> list[torch.Tensor]:

@@ -10,7 +10,8 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from syncline.comms.sum_ahead import SumAhead
+from syncline.algorithms.partition import split
+from syncline.comms.sum_ahead import SumAhead, add_up
 from syncline.strategies.during_backward import cut
 
 
@@ -49,15 +50,26 @@ class Ranks:
         assert not any(thread.is_alive() for thread in threads)
 
 
+def at_once(values: list[torch.Tensor], play: dict[str, Any]) -> torch.Tensor:
+    """Each part in as many pieces as there are ranks, each added up by its rank, beginning with its own."""
+    sums = [value.clone() for value in values]
+    start = 0
+    for length in play["sizes"]:
+        for rank, (low, high) in enumerate(split(length, play["size"])):
+            add_up([s[start + low : start + high] for s in sums], play["weights"], rank)
+        start += length
+    expected = sum(weight * value.double() for weight, value in zip(play["weights"], values, strict=True))
+    torch.testing.assert_close(sums[0], expected.float(), rtol=1e-5, atol=1e-6)
+    return sums[0]
+
+
 @given(plays(), st.randoms(use_true_random=False))
 def test_the_bits_are_those_of_a_sum_at_once(play, random):
     ranks = Ranks(play["size"], play["sizes"])
     numel = sum(play["sizes"])
     for events in play["rounds"]:
         values = [torch.tensor([random.uniform(-1, 1) for _ in range(numel)]) for _ in range(play["size"])]
-        expected = values[0] * play["weights"][0]
-        for value, weight in zip(values[1:], play["weights"][1:], strict=True):
-            expected = expected.add(value, alpha=weight)
+        expected = at_once(values, play)
         for copy, value, summing, weight in zip(ranks.copies, values, ranks.sums, play["weights"], strict=True):
             copy.copy_(value)
             summing.begin(weight)
