@@ -1,10 +1,10 @@
 """Adding up a tensor part by part while later parts of it are still being computed.
 
-Here: `SumAhead`, for tensors in memory that all ranks map, and `add_up`, the sum itself. A rank says of each part when it is complete, and goes on
-computing at once. Whenever it does so it also adds up its own piece of every part that everybody has completed
-meanwhile. What is left at the end is added up as ever. So nobody waits in between, no thread is needed, and what is
-added up was written just before and is still in a cache. Not here: memory and barriers (`shared_memory.py`), and which
-parts there are (`strategies/sum_gradients.py`).
+Here: `SumAhead`, for tensors in memory that all ranks map, and `add_up`, the sum itself. A rank says of each part when
+it is complete, and goes on computing at once. Whenever it does so it also adds up its own piece of every part that
+everybody has completed meanwhile. What is left at the end is added up as ever. So nobody waits in between, no thread is
+needed, and what is added up was written just before and is still in a cache. Not here: memory and barriers
+(`shared_memory.py`), and which parts there are (`strategies/sum_gradients.py`).
 
 Each rank has a row of its own that the others only read: its weight, and of each part the number of the round in which
 it was completed last. Stores of one x86 processor are seen by the others in the order in which they were made: who
