@@ -13,6 +13,7 @@ sees that a part is complete sees the part as well.
 
 from __future__ import annotations
 
+import math
 import mmap
 from collections.abc import Callable, Sequence
 
@@ -95,19 +96,21 @@ class SumAhead:
 
 
 def add_up(copies: Sequence[torch.Tensor], weights: Sequence[float], rank: int) -> None:
-    """Replace all of these, one of each rank, by their weighted sum.
+    """Replace all of these, one of each rank, by their weighted sum, with the bits of a sum in rank order.
 
-    It begins with the rank's own copy, which lies in the cache of its core; the others follow in rank order.
+    Of two, weighted by powers of two, the order does not matter: then it begins with the rank's own copy, which lies in
+    the cache of its core.
     """
-    own = copies[rank]
-    if weights[rank] != 1:
-        own.mul_(weights[rank])
+    start = rank if len(copies) == 2 and all(math.frexp(w)[0] == 0.5 for w in weights) else 0
+    total = copies[start]
+    if weights[start] != 1:
+        total.mul_(weights[start])
     for r, copy in enumerate(copies):
-        if r != rank:
-            own.add_(copy, alpha=weights[r])
+        if r != start:
+            total.add_(copy, alpha=weights[r])
     for r, copy in enumerate(copies):
-        if r != rank:
-            copy.copy_(own)
+        if r != start:
+            copy.copy_(total)
 
 
 def _own_pieces(copies: Sequence[torch.Tensor], low: int, high: int, rank: int) -> list[torch.Tensor]:
