@@ -16,7 +16,7 @@ from syncline.errors import ConfigError
 
 __all__ = ["MemoryUse", "Pieces", "fitted", "largest", "pieces_within"]
 
-_SPARE = 0.05
+_SPARE = 0.1
 """So much of the limit is left free: allocators do not give back every page at once."""
 
 
