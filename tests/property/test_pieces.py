@@ -58,14 +58,14 @@ def test_what_does_not_fit_is_refused_with_what_is_needed_and_what_helps(use):
 
 def test_the_memory_that_is_asked_for_in_the_refusal_is_enough():
     use = MemoryUse(500 * MB, 7.5 * MB)
-    with pytest.raises(ConfigError, match=r"needs about 534 MB with one sample at a time: 500 MB .* 7\.5 MB"):
+    with pytest.raises(ConfigError, match=r"needs about 564 MB with one sample at a time: 500 MB .* 7\.5 MB"):
         pieces_within(400 * MB, use, 10)
-    assert pieces_within(535 * MB, use, 10).count == 10
+    assert pieces_within(565 * MB, use, 10).count == 10
 
 
 def test_the_decision_is_told_in_a_line():
     pieces = pieces_within(900 * MB, MemoryUse(400 * MB, 20 * MB), 64)
-    assert pieces.in_words() == "micro-batches of 22: 3 pieces per step, about 840 of 900 MB"
+    assert pieces.in_words() == "micro-batches of 16: 4 pieces per step, about 720 of 900 MB"
     whole = pieces_within(9000 * MB, MemoryUse(400 * MB, 20 * MB), 64)
     assert whole.in_words() == "micro-batches of 64: 1 piece per step, about 1,680 of 9,000 MB"
 
