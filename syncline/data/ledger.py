@@ -20,6 +20,7 @@ the lines that were young when it was made, and whoever resumes from it puts bac
 
 from __future__ import annotations
 
+import itertools
 from collections import deque
 from collections.abc import Iterable, Iterator
 
@@ -100,22 +101,24 @@ class Tally:
     """The ranges that one worker has used since it was last asked, in runs."""
 
     def __init__(self) -> None:
-        self._runs: list[Run] = []
+        self._used: list[Iterable[Range]] = []  # as they came: nothing is reckoned in the middle of a step
         self.steps = 0
 
     def add(self, ranges: Iterable[Range], steps: int) -> None:
         """These were used; `steps` steps are done."""
         self.steps = steps
-        for epoch, low, high in ranges:
-            if self._runs and _continues(self._runs[-1], epoch, low, high):
-                first, a, b, stride, times = self._runs[-1]
-                self._runs[-1] = (first, a, b, stride if times > 1 else low - a, times + 1)
-            else:
-                self._runs.append((epoch, low, high, 0, 1))
+        self._used.append(ranges)
 
     def take(self) -> list[Run]:
         """The runs so far; the tally starts again."""
-        runs, self._runs = self._runs, []
+        used, self._used = self._used, []
+        runs: list[Run] = []
+        for epoch, low, high in itertools.chain.from_iterable(used):
+            if runs and _continues(runs[-1], epoch, low, high):
+                first, a, b, stride, times = runs[-1]
+                runs[-1] = (first, a, b, stride if times > 1 else low - a, times + 1)
+            else:
+                runs.append((epoch, low, high, 0, 1))
         return runs
 
 

@@ -1,6 +1,6 @@
 """Scripted faults: what goes wrong, with whom and at which step; and the injector that makes it so inside a worker.
 
-Here: `Fault`, its text form, and `at_step`, which the training loop calls and which does nothing without a script. Not
+Here: `Fault`, its text form, and `Injector`, which the training loop asks in every step if there is a script. Not
 here: kills from outside at random moments, and what a run made of it (`chaos/`). This module is loaded by every worker,
 so it imports nothing of the run.
 
@@ -47,8 +47,8 @@ from typing import Any, Literal, get_args
 from syncline.errors import ConfigError, nearest
 
 __all__ = [
-    "LINKS", "VARIABLE", "Fault", "Happened", "Injector", "Kind", "ScriptedFault", "as_script", "at_step",
-    "happened_in", "read_fault", "read_script", "read_seconds",
+    "LINKS", "VARIABLE", "Fault", "Happened", "Injector", "Kind", "ScriptedFault", "as_script", "happened_in",
+    "read_fault", "read_script", "read_seconds", "scripted",
 ]  # fmt: skip
 
 VARIABLE = "SYNCLINE_FAULTS"
@@ -246,16 +246,9 @@ def _markers(run_dir: Path) -> Path:
 # Inside a worker
 
 
-def at_step(number: int, step: int, run_dir: Path) -> None:
-    """Worker `number` of the run in `run_dir` begins `step`: do what the script says. Without one, do nothing."""
-    injector = _injector_of_environment()
-    if injector is not None:
-        injector.at_step(number, step, run_dir)
-
-
 @functools.cache
-def _injector_of_environment() -> Injector | None:
-    """Looked up once in a worker's life."""
+def scripted() -> Injector | None:
+    """What makes the faults of this process's script happen; None without one. Looked up once in a worker's life."""
     script = read_script(os.environ.get(VARIABLE, ""))
     return Injector(script) if script else None
 

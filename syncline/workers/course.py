@@ -45,6 +45,7 @@ class Course:
         self._view = self._view_of_tally = 0
         self._tally, self._told_at = Tally(), time.monotonic()
         self._went_on: Callable[[int], WentOn] | None = None
+        self._faults = faults.scripted()
 
     @property
     def can_be_interrupted(self) -> bool:
@@ -103,8 +104,8 @@ class Course:
     def look_up(self) -> None:
         """Leave the loop if the workers are others from now on; suffer a fault if one is scripted for this step."""
         self.runtime.look_up()
-        if self.runtime.run_dir is not None:
-            faults.at_step(self.runtime.number, self.position.step, self.runtime.run_dir.path)
+        if self._faults is not None and self.runtime.run_dir is not None:
+            self._faults.at_step(self.runtime.number, self.position.step, self.runtime.run_dir.path)
 
     def advance(self, share: Share) -> None:
         """A step is done."""

@@ -7,6 +7,7 @@ here: the messages and sockets (`comms/control.py`), what the coordinator decide
 from __future__ import annotations
 
 import contextlib
+import math
 import os
 import queue
 import threading
@@ -61,6 +62,7 @@ class Link:
         self._client.send(Hello(self.rank, pid))
         self.welcome, early = self._join(ticket)
         self._view = self.welcome.view
+        self._newest: float = 0 if self._view is None else self._view.number
         self._view_changed = threading.Condition()
         self.recorder = Recorder(self.rank)
         self._wake = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
@@ -82,13 +84,13 @@ class Link:
         """From now on, the news of a View after this one ends the collective's waits."""
         with self._view_changed:
             self._collective, self._entered = collective, view
-            is_over = self._aborted.is_set() or self.is_outdated(view)
+            is_over = self.is_outdated(view)
         if is_over:
             collective.abort()
 
     def is_outdated(self, view: int) -> bool:
-        """Whether there is a View after this one, or will be none."""
-        return self._aborted.is_set() or (self._view is not None and self._view.number > view)
+        """Whether there is a View after this one, or will be none. Asked in every step."""
+        return self._newest > view
 
     def say_ready(self) -> None:
         """This process was started later, and can take part now."""
@@ -193,8 +195,9 @@ class Link:
         with self._view_changed:
             if view is None:
                 self._aborted.set()
-            elif self._view is None or view.number > self._view.number:
-                self._view = view
+                self._newest = math.inf
+            elif view.number > self._newest:
+                self._view, self._newest = view, view.number
             self._view_changed.notify_all()
             over = self._collective if self.is_outdated(self._entered) else None
         if over is not None:

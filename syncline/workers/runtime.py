@@ -169,7 +169,7 @@ class Runtime:
 
     def look_up(self) -> None:
         """`PeerLost` if there is another View: for workers that would not wait for each other and so not notice."""
-        if self.is_outdated:
+        if self._link is not None and self._link.is_outdated(self.view):
             raise PeerLost("Somebody was lost, joins or leaves.")
 
     def newest_checkpoint(self) -> Path | None:

@@ -94,3 +94,26 @@ def test_a_model_without_buffers_has_nothing_to_keep() -> None:
     trained.begin_step(may_fail=True)
     trained.forget_step()
     assert trained.progress_state()["schedulers"] == []
+
+
+def test_buffers_of_any_dtype_and_shape_are_kept_side_by_side() -> None:
+    torch.manual_seed(0)
+    odd = {
+        "flag": torch.tensor(True),
+        "narrow": torch.randn(3, dtype=torch.bfloat16),
+        "count": torch.tensor(7),
+        "wide": torch.randn(2, 3, dtype=torch.float64).t(),
+        "nothing": torch.empty(0),
+        "complex": torch.randn(5, dtype=torch.complex128),
+    }
+    model = nn.Linear(2, 2)
+    for name, buffer in odd.items():
+        model.register_buffer(name, buffer.clone())
+    trained = Trained(lambda: Parts(model, torch.optim.SGD(model.parameters(), lr=0.1)))
+    trained.begin_step(may_fail=True)
+    for name, buffer in model.named_buffers():
+        assert torch.equal(buffer, odd[name]), f"{name} has moved, and is the same"
+        buffer.copy_(torch.zeros_like(buffer))
+    trained.forget_step()
+    for name, buffer in model.named_buffers():
+        assert torch.equal(buffer, odd[name]), f"{name} is as it was"
