@@ -699,6 +699,8 @@ class _Ahead:
         for line, id_ in zip(self.lines, ids, strict=True):
             while id_ in line.expected:
                 line.receive()
+            if id_ in line.refused:
+                raise line.refused.pop(id_)
             assert line.last is not None
             replies.append(line.last)
         return replies

@@ -155,6 +155,7 @@ class _Loop:
         self.collects: dict[int, _Waiting] = {}
         self.gates: dict[int, _Waiting] = {}
         self.pulls: list[_Waiting] = []
+        self.failed: dict[int, m.Failed] = {}  # a worker's last push that could not be applied
 
     # Connections
 
@@ -237,7 +238,7 @@ class _Loop:
         except Exception as error:
             # Whatever a request leads to must not end the training of the others, nor of the one who asked wrongly.
             to = getattr(frame.message, "id", 0)
-            peer.send(m.Failed(to, f"{type(error).__name__}: {error}", False))
+            peer.send(m.Failed(to, _told(error), False))
 
     def _handle(self, peer: Peer, member: _Member, frame: Frame) -> None:
         message, bulk = frame
@@ -272,19 +273,7 @@ class _Loop:
             raise ConfigError("No training has begun at this server. Every worker must call begin first.")
         match message:
             case m.Push():
-                self._settle_readers()
-                age = shard.apply(
-                    rank,
-                    message.id,
-                    _gradient(message.update, bulk),
-                    weight=message.weight,
-                    clock=message.clock,
-                    read_version=message.read_version,
-                    settings=message.settings,
-                )
-                peer.send(m.Reply(message.id, shard.version, shard.slowest, age))
-                self._open_gates()
-                self._answer_pulls()
+                self._push(_Waiting(peer, message, bulk), rank, shard)
             case m.Collect():
                 self._collect(_Waiting(peer, message, bulk), rank, shard)
             case m.Elastic():
@@ -324,6 +313,7 @@ class _Loop:
         before = [p for p, k in self.members.items() if k.rank == message.rank and not k.is_ahead and p is not peer]
         if self.sessions.get(message.rank) != message.session:
             self.sessions[message.rank] = message.session
+            self.failed.pop(message.rank, None)
             if self.shard is not None:
                 self.shard.forget_requests(message.rank)
         for old in before:  # the worker's earlier connection, whose end has not been noticed yet
@@ -336,7 +326,7 @@ class _Loop:
         """Other workers from now on. The parameters stay, until these begin with theirs."""
         self.view, self.size = view, size
         self.reached = dict(self.shard.reached) if self.shard is not None else None
-        self.begins, self.collects, self.gates, self.pulls = {}, {}, {}, []
+        self.begins, self.collects, self.gates, self.pulls, self.failed = {}, {}, {}, [], {}
         self.sessions, self.departed, self.lost = {}, set(), []
         for peer in [p for p, k in self.members.items() if k.rank is not None and p is not first]:
             self.members[peer].is_ahead = True  # its end says nothing about the workers there are now
@@ -363,10 +353,10 @@ class _Loop:
             else:
                 self.shard = self._new_shard(begins[0])
                 self.first_version = self.shard.version
-            self.collects, self.gates, self.pulls = {}, {}, []
+            self.collects, self.gates, self.pulls, self.failed = {}, {}, [], {}
         except Exception as error:
             for waiting in begins.values():
-                self._fail(waiting, f"{type(error).__name__}: {error}", False)
+                self._fail(waiting, _told(error), False)
             return
         for waiting in begins.values():
             reply = m.Reply(waiting.message.id, self.shard.version, message.clock, clock=message.clock)
@@ -392,6 +382,27 @@ class _Loop:
             shard.load(torch.load(io.BytesIO(state.numpy().tobytes()), weights_only=True))
         return shard
 
+    def _push(self, request: _Waiting, rank: int, shard: Shard) -> None:
+        message: m.Push = request.message
+        self._settle_readers()
+        try:
+            age = shard.apply(
+                rank,
+                message.id,
+                _gradient(message.update, request.bulk),
+                weight=message.weight,
+                clock=message.clock,
+                read_version=message.read_version,
+                settings=message.settings,
+            )
+        except Exception as error:
+            self.failed[rank] = m.Failed(message.id, _told(error), False)
+            request.peer.send(self.failed[rank])
+        else:
+            request.peer.send(m.Reply(message.id, shard.version, shard.slowest, age))
+            self._open_gates()
+        self._answer_pulls()
+
     def _collect(self, request: _Waiting, rank: int, shard: Shard) -> None:
         message: m.Collect = request.message
         if len(shard.clocks) < self.size:
@@ -415,7 +426,7 @@ class _Loop:
             waiting, self.collects = self.collects, {}
             for other, each in waiting.items():
                 shard.withdraw(other)
-                self._fail(each, f"{type(error).__name__}: {error}", False)
+                self._fail(each, _told(error), False)
             return
         if collected is None:
             return
@@ -445,7 +456,11 @@ class _Loop:
             if member is None or member.rank is None:
                 continue
             if not shard.has_met(member.rank, request.message.after):
-                self.pulls.append(request)
+                failed = self.failed.get(member.rank)
+                if failed is not None and failed.to >= request.message.after:
+                    self._fail(request, failed.message, False)  # it waits for a push that will never count
+                else:
+                    self.pulls.append(request)
                 continue
             spans = request.message.spans
             parts = [shard.flat] if spans is None else [shard.flat[low:high] for low, high in spans]
@@ -465,6 +480,10 @@ class _Loop:
             peer.send(message, bulk or [], **how)
         except PeerGone:
             self._drop(peer)
+
+
+def _told(error: Exception) -> str:
+    return f"{type(error).__name__}: {error}"
 
 
 def _gradient(update: m.Update, bulk: Tensor) -> Gradient:

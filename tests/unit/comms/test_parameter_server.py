@@ -378,6 +378,28 @@ def test_an_error_of_the_optimiser_is_told_and_the_server_goes_on():
         assert pulled(servers).tolist() == [-1.0] * 6
 
 
+@pytest.mark.parametrize("is_waiting", [True, False])
+def test_who_waits_for_an_update_that_fails_is_told_at_once(is_waiting):
+    with one_server() as (address, _, _), connect(address) as servers:
+        parameters = [nn.Parameter(torch.zeros(3, 2))]
+        servers.begin(parameters, torch.optim.SparseAdam(parameters), rule="apply", sparse=[False])
+        if is_waiting:
+            servers.pull_ahead()
+            assert servers.take_ahead(torch.empty(6), 20.0)
+        servers.push(torch.ones(6), weight=1.0)
+        servers.pull_ahead()
+        with pytest.raises(Exception, match="SparseAdam does not support dense gradients"):
+            servers.take_ahead(torch.empty(6), 20.0)
+        with pytest.raises(Exception, match="SparseAdam does not support dense gradients"):
+            servers.pull(torch.empty(6))  # the answer to the push itself
+        begin(servers)
+        servers.push(torch.ones(6), weight=1.0)
+        servers.pull_ahead()
+        out = torch.empty(6)
+        assert servers.take_ahead(out, 20.0)
+        assert out.tolist() == [-1.0] * 6
+
+
 def test_more_shards_than_rows_leave_some_empty():
     with servers_on_threads(4, 1) as start, start(0) as servers:
         parameters = begin(servers, 2)
