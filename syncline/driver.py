@@ -23,8 +23,9 @@ from syncline.coordinator.cause import explain_failure
 from syncline.coordinator.coordinator import Coordinator
 from syncline.data.ledger_file import put_back
 from syncline.data.named import Progress
-from syncline.engines.local import LocalEngine
-from syncline.engines.network import LOOPBACK, Network
+from syncline.engines.choose import engine_for
+from syncline.engines.engine import Engine
+from syncline.engines.network import Network
 from syncline.errors import ConfigError, Interrupted, SynclineError, nearest
 from syncline.plan.machine import Machine
 from syncline.plan.plan import Plan
@@ -36,6 +37,7 @@ from syncline.task import Script, Task
 from syncline.telemetry.events import (
     CheckpointSaved,
     Event,
+    Noted,
     RunEnded,
     RunStarted,
     Summary,
@@ -96,7 +98,7 @@ def run_task(
     config: RunConfig,
     view: Observer,
     *,
-    engine: LocalEngine | None = None,
+    engine: Engine | None = None,
     network: Network | None = None,
     data_dir: Path | None = None,
     progress: Progress | None = None,
@@ -106,7 +108,7 @@ def run_task(
     Otherwise the workers are put where `network` says; None is this machine.
     """
     read_strategy(config.strategy)  # a mistake is answered before anything starts
-    engine = engine or LocalEngine(network or LOOPBACK)  # first of all: it takes a second to get ready
+    engine = engine or engine_for(config.engine, network)  # first of all: it takes a second to get ready
     try:
         task = task.with_defaults().located(data_dir, progress)
         facts = task.facts()
@@ -131,7 +133,7 @@ def run_script(script: Script, config: RunConfig, view: Observer) -> Result:
     read_strategy(config.strategy)  # a mistake is answered before anything starts
     if not Path(script.path).is_file():
         raise ConfigError(f"There is no file {script.path}.")
-    engine = LocalEngine()
+    engine = engine_for(config.engine)
     try:
         facts = TaskFacts(kind="own-loop", model=Path(script.path).stem, data="own", fingerprint=f"{script.path}")
         script = Script(str(Path(script.path).resolve()), script.arguments)
@@ -153,7 +155,7 @@ def resume(run_dir: str | Path, view: Observer | None = None, *, quiet: bool = F
         )
     config = RunConfig(**{**json.loads(found.config.read_text()), "resume": str(found.path), **changes})
     view = view or UntilTheEnd(choose_view(quiet=quiet, json=False))
-    engine = LocalEngine()
+    engine = engine_for(config.engine)
     try:
         what = payload.read(found.payload)
         old = found.read_plan()
@@ -176,7 +178,7 @@ class _Order:
     facts: TaskFacts
     config: RunConfig
     what: Task | Script
-    engine: LocalEngine
+    engine: Engine
     view: Observer
 
 
@@ -209,7 +211,9 @@ class _Emitter:
 
 def _run(order: _Order) -> Result:
     started = time.monotonic()
-    config, machine = order.config, Machine.here()
+    config = order.config
+    order.engine.gather(config.workers, lambda text: order.view.on_event(Noted(message=text)))
+    machine = order.engine.machine
     hosts = [host.name or machine.host for host in order.engine.network.hosts]
     plan = make_plan(order.facts, config, machine, _resolve_device(config.device), hosts)
     run_dir, checkpoint, problems = _open_run_dir(config, plan)

@@ -24,7 +24,7 @@ _PANELS = {
     "resume": "Checkpoints", "out": "Checkpoints", "name": "Checkpoints",
     "device": "Machine", "threads": "Machine", "loaders": "Machine", "collective": "Machine",
     "shared_memory_limit_mb": "Machine", "memory_limit": "Machine", "checkpoint_activations": "Machine",
-    "exchange_timeout_s": "Machine",
+    "exchange_timeout_s": "Machine", "engine": "Machine",
 }  # fmt: skip
 _SHORT = {"workers": "-w", "epochs": "-e", "batch": "-b"}
 

@@ -83,7 +83,7 @@ def train(
     from syncline.engines.local import LocalEngine
 
     # A task in Python imports torch here; the workers' import runs beside it.
-    engine = LocalEngine() if ".py" in task else None
+    engine = LocalEngine() if ".py" in task and settings.get("engine", "local") == "local" else None
     given = {"data": data, "loss": loss, "optimizer": optimizer, "schedule": schedule, "metrics": metrics,
              "weight_decay": weight_decay, "clip_norm": clip_norm, "data_dir": data_dir}  # fmt: skip
     with closing(engine) if engine else nullcontext():
@@ -170,6 +170,30 @@ def workers(
 
     for line in change_workers(run_dir, add=number if change == "add" else 0, remove=number if change != "add" else 0):
         typer.echo(line)
+
+
+@app.command()
+def worker(
+    join: Annotated[str, typer.Option("--join", metavar="HOST:PORT", help="Where the run waits for workers.")],
+    reached_at: Annotated[
+        str | None,
+        typer.Option(metavar="ADDRESS", help="This machine's address. Default: the one on the way to the run."),
+    ] = None,
+    patience: Annotated[float, typer.Option(min=1, help="How many seconds the run may come later.")] = 60.0,
+) -> None:
+    """Give a run on another machine a place for a worker on this one, until it is over.
+
+    SYNCLINE_SECRET=... syncline worker --join 10.0.0.5:7077
+    SYNCLINE_SECRET=... torchrun --nproc-per-node 2 --no-python syncline worker --join 10.0.0.5:7077
+    SYNCLINE_SECRET=... srun --ntasks 8 syncline worker --join 10.0.0.5:7077
+    The run: SYNCLINE_SECRET=... syncline train lenet --data mnist --workers 8 --engine attach://10.0.0.5:7077
+    """
+    from syncline.cli.worker import join as join_run
+
+    why = join_run(join, reached_at=reached_at, patience_s=patience)
+    typer.echo(f"Left: {why}.")
+    if why != "the run is over":
+        raise typer.Exit(1)
 
 
 @app.command()

@@ -1,21 +1,19 @@
 """The control channel: short messages between the coordinator and each worker, over ZeroMQ with CURVE keys.
 
-Here: the messages, the server's and the client's socket. Not here: what anybody decides on receiving one
-(`coordinator/`, `workers/`), and bulk data (`collective.py`).
+Here: the messages, the coordinator's end and a worker's. Not here: the sockets and their keys (`curve.py`), what
+anybody decides on receiving a message (`coordinator/`, `workers/`), and bulk data (`collective.py`).
 
-A run makes two key pairs; only who was handed the workers' key pair gets through, and all traffic is encrypted.
-Messages are MessagePack and decode into the types below or not at all: nothing is unpickled. Who connects and has no
-key costs a descriptor, for a few seconds.
+Messages are MessagePack and decode into the types below or not at all: nothing is unpickled.
 """
 
 from __future__ import annotations
 
-import resource
 from typing import Any
 
 import msgspec
 import zmq
-import zmq.auth.thread
+
+from syncline.comms.curve import Dealer, Keys, Router
 
 __all__ = [
     "Abort",
@@ -54,6 +52,8 @@ class Ticket(msgspec.Struct, frozen=True, kw_only=True):
     """How many processes have had this rank before: more than none for one that replaces another."""
     host: str = "127.0.0.1"
     """The address at which the others reach this process, and at which it listens."""
+    is_elsewhere: bool = False
+    """Whether its machine is another one than the driver's: other paths, other processes."""
     address: str
     """The coordinator's."""
     server_key: str
@@ -242,123 +242,72 @@ _encoder = msgspec.msgpack.Encoder()
 _from_worker: msgspec.msgpack.Decoder[FromWorker] = msgspec.msgpack.Decoder(FromWorker)
 _to_worker: msgspec.msgpack.Decoder[ToWorker] = msgspec.msgpack.Decoder(ToWorker)
 
-_CONNECT_MS = 2000  # then anew: the kernel would wait longer each time for an answer from a network that was cut
-_HANDSHAKE_MS = 5000  # who is late is cut off; ZeroMQ lets a worker try again by itself
-_LONGEST_MESSAGE = 4 * 1024 * 1024  # what is longer ends the connection; a stranger may send that much, too
-_BACKLOG = 1024  # connections that nobody has taken yet
-_MOST_DESCRIPTORS = 65536
-
 
 class ControlServer:
     """The coordinator's end: one socket for all workers."""
 
     def __init__(self, host: str) -> None:
-        _make_room()
-        self._context = zmq.Context()
-        server_public, server_secret = zmq.curve_keypair()
-        worker_public, worker_secret = zmq.curve_keypair()
-        self._authenticator = zmq.auth.thread.ThreadAuthenticator(self._context)
-        self._authenticator.start()
-        self._authenticator.configure_curve_callback(domain="*", credentials_provider=_OnlyKey(worker_public))
-        self._socket = self._context.socket(zmq.ROUTER)
-        self._socket.curve_server = True
-        self._socket.curve_secretkey = server_secret
-        self._socket.curve_publickey = server_public
-        self._socket.router_handover = True  # a replacement takes over the place of the worker that died
-        self._socket.linger = 500
-        self._socket.handshake_ivl = _HANDSHAKE_MS
-        self._socket.maxmsgsize = _LONGEST_MESSAGE
-        self._socket.backlog = _BACKLOG
-        port = self._socket.bind_to_random_port(f"tcp://{host}")
-        self._keys = (server_public.decode(), worker_public.decode(), worker_secret.decode())
-        self.address = f"tcp://{host}:{port}"
+        self._keys = Keys.new()
+        self._router = Router(host, self._keys)
+
+    @property
+    def address(self) -> str:
+        """Where it listens."""
+        return self._router.address
 
     def ticket(self, rank: int, life: int = 0) -> Ticket:
         """What the worker of this rank needs to join."""
-        server, public, secret = self._keys
         return Ticket(
-            rank=rank, life=life, address=self.address, server_key=server, public_key=public, secret_key=secret
+            rank=rank,
+            life=life,
+            address=self.address,
+            server_key=self._keys.server_public,
+            public_key=self._keys.client_public,
+            secret_key=self._keys.client_secret,
         )
 
     @property
     def socket(self) -> zmq.Socket[bytes]:
         """For a poller."""
-        return self._socket
+        return self._router.socket
 
     def receive(self) -> FromWorker | None:
         """The next message, or None if there is none now or it makes no sense."""
         try:
-            _identity, data = self._socket.recv_multipart(zmq.NOBLOCK)
-            return _from_worker.decode(data)
-        except (zmq.Again, ValueError, msgspec.DecodeError, RecursionError):
+            received = self._router.receive()
+            return None if received is None else _from_worker.decode(received[1])
+        except (ValueError, msgspec.DecodeError, RecursionError):
             return None
 
     def send(self, rank: int, message: ToWorker) -> None:
         """To one worker; a worker that is gone is no error here, its death is reported by the engine."""
-        self._socket.send_multipart([_identity(rank), _encoder.encode(message)])
+        self._router.send(_identity(rank), _encoder.encode(message))
 
     def close(self) -> None:
         """Stop listening."""
-        self._socket.close()
-        self._authenticator.stop()
-        self._context.term()
+        self._router.close()
 
 
 class ControlClient:
     """A worker's end. Used by one thread at a time."""
 
     def __init__(self, ticket: Ticket) -> None:
-        _make_room()
-        self._context = zmq.Context()
-        self._socket = self._context.socket(zmq.DEALER)
-        self._socket.identity = _identity(ticket.rank)
-        self._socket.curve_serverkey = ticket.server_key.encode()
-        self._socket.curve_publickey = ticket.public_key.encode()
-        self._socket.curve_secretkey = ticket.secret_key.encode()
-        self._socket.linger = 2000
-        self._socket.connect_timeout = _CONNECT_MS
-        self._socket.connect(ticket.address)
+        self._dealer = Dealer(
+            ticket.address, _identity(ticket.rank), ticket.server_key, ticket.public_key, ticket.secret_key
+        )
 
     def send(self, message: FromWorker) -> None:
         """To the coordinator."""
-        self._socket.send(_encoder.encode(message))
+        self._dealer.send(_encoder.encode(message))
 
     def receive(self, timeout_s: float, wake: int | None = None) -> ToWorker | None:
         """The next message, or None after `timeout_s`, or as soon as the descriptor `wake` can be read."""
-        poller = zmq.Poller()
-        poller.register(self._socket, zmq.POLLIN)
-        if wake is not None:
-            poller.register(wake, zmq.POLLIN)
-        if self._socket not in dict(poller.poll(int(timeout_s * 1000))):
-            return None
-        return _to_worker.decode(self._socket.recv())
+        received = self._dealer.receive(timeout_s, *(() if wake is None else (wake,)))
+        return None if received is None else _to_worker.decode(received)
 
     def close(self) -> None:
         """Give what was sent a moment to leave, then disconnect."""
-        self._socket.close()
-        self._context.term()
-
-
-class _OnlyKey:
-    def __init__(self, public_key: bytes) -> None:
-        self._public_key = public_key
-
-    def callback(self, domain: str, key: bytes) -> bool:
-        """ZeroMQ asks whether a client with this key may connect."""
-        del domain
-        return key == self._public_key
-
-
-def _make_room() -> None:
-    """Let this process open as many descriptors as the system allows it to.
-
-    ZeroMQ here and gloo in the workers take every connection first and ask who it is later. Without a descriptor left,
-    ZeroMQ turns in circles and gloo ends the process; many systems start with a limit of 1024 and allow far more.
-    """
-    now, most = resource.getrlimit(resource.RLIMIT_NOFILE)
-    wanted = _MOST_DESCRIPTORS if most == resource.RLIM_INFINITY else min(most, _MOST_DESCRIPTORS)
-    if now != resource.RLIM_INFINITY and now < wanted:
-        resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, most))
+        self._dealer.close()
 
 
 def _identity(rank: int) -> bytes:

@@ -25,6 +25,11 @@ class RunConfig:
     """How to run a task. Every default works on a laptop."""
 
     workers: int = _f(2, "How many workers train together.")
+    engine: str = _f(
+        "local",
+        "Where the workers run: local (this machine), or attach://HOST:PORT for processes that you start with "
+        "torchrun, srun, mpirun or by hand.",
+    )
     epochs: int | None = _f(None, "How often every sample is used. Default: what suits the model, else 3.")
     batch: int | None = _f(
         None, "Samples in one step, over all workers together. Default: what suits the model, else 128."

@@ -46,7 +46,7 @@ from syncline.comms.control import (
     Welcome,
 )  # fmt: skip
 from syncline.comms.layout import ControlLayout
-from syncline.comms.segment import Segment, why_not_supported
+from syncline.comms.segment import Segment
 from syncline.coordinator.evidence import Evidence
 from syncline.coordinator.membership import KillOne, Launch, Membership, Publish, View
 from syncline.coordinator.output import LogFollower
@@ -100,6 +100,7 @@ class Coordinator:
         self._pace = Pace()
         self.last_step = 0
         self._server = ControlServer(engine.network.driver)
+        self._can_share_memory = engine.machine.no_shared_memory_because is None
         self._control: Segment | None = None
         self._view = self._open(self.membership.view)
         self._store: tuple[Any, int] | None = None
@@ -241,7 +242,7 @@ class Coordinator:
         if self._control is not None:
             self._control.close_descriptor()
             self._control = None
-        if len(view.members) > 1 and self._plan.collective != "process-group" and why_not_supported() is None:
+        if len(view.members) > 1 and self._plan.collective != "process-group" and self._can_share_memory:
             self._control = Segment.create(ControlLayout(len(view.members)).total_bytes, "syncline-control")
         return ViewOf(view.number, list(view.members), self._control.address if self._control else None)
 

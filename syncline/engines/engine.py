@@ -1,18 +1,21 @@
-"""What an engine does: launch, poll, stop.
+"""What an engine does: gather places, launch, poll, stop.
 
-Here: the protocol and `Exit`. Not here: the engines (`local.py`), how processes reach each other (`network.py`), what a
-worker does once it runs (`workers/entry.py`), and what a death means for a run (`coordinator/`).
+Here: the protocol and `Exit`. Not here: the engines (`local.py`, `ray.py`, `spark.py`, `attach.py`), how processes
+reach each other (`network.py`), what a worker does once it runs (`workers/entry.py`), and what a death means for a run
+(`coordinator/`).
 """
 
 from __future__ import annotations
 
 import signal
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
 
 from syncline.comms.control import Ticket
 from syncline.engines.network import Network
+from syncline.plan.machine import Machine
 
 __all__ = ["Engine", "Exit"]
 
@@ -27,9 +30,13 @@ class Exit:
     signal: int | None
     life: int = 0
     """Which of the processes that had this rank in turn."""
+    reason: str = ""
+    """What is known instead of a code and a signal, where the process ended out of sight."""
 
     def in_words(self) -> str:
         """For people."""
+        if self.reason:
+            return self.reason
         if self.signal is not None:
             return f"was killed by {signal.Signals(self.signal).name}"
         return f"ended with exit code {self.code}"
@@ -38,9 +45,16 @@ class Exit:
 class Engine(Protocol):
     """Processes for workers."""
 
+    def gather(self, workers: int, tell: Callable[[str], None]) -> None:
+        """Have places ready for so many workers; `tell` the user what is waited for. Before anything else."""
+
     @property
     def network(self) -> Network:
         """Where the processes are, and where they find the coordinator."""
+
+    @property
+    def machine(self) -> Machine:
+        """What a plan needs to know of the places."""
 
     def launch(self, ticket: Ticket, log: Path) -> None:
         """Start a process that calls `run_worker(ticket)`; what it prints goes to `log`.

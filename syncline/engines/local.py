@@ -7,12 +7,14 @@ namespaces of this machine, if there are any (`network.py`).
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import select
 import socket
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 
 import msgspec
@@ -21,6 +23,7 @@ from syncline.comms.control import Ticket
 from syncline.engines.engine import Exit
 from syncline.engines.network import LOOPBACK, Network
 from syncline.errors import SynclineError
+from syncline.plan.machine import Machine
 
 __all__ = ["LocalEngine"]
 
@@ -45,15 +48,17 @@ _ENVIRONMENT = {
 class LocalEngine:
     """An `Engine` on this machine."""
 
-    def __init__(self, network: Network = LOOPBACK) -> None:
+    def __init__(self, network: Network = LOOPBACK, *, ends_at_once: bool = False) -> None:
+        """`ends_at_once`: should this process be killed, the workers are; otherwise they save their work first."""
         if sys.platform != "linux":
             raise SynclineError(f"The local engine runs on Linux so far; this is {sys.platform}.")
         self.network = network
         self._socket, theirs = socket.socketpair()
         namespaces = [host.namespace for host in network.hosts if host.namespace is not None]
         with theirs:
+            arguments = (int(ends_at_once), theirs.fileno(), *namespaces)
             self._zygote = subprocess.Popen(
-                [sys.executable, "-m", "syncline.engines.zygote", *map(str, (theirs.fileno(), *namespaces))],
+                [sys.executable, "-m", "syncline.engines.zygote", *map(str, arguments)],
                 pass_fds=[theirs.fileno(), *namespaces],
                 env={**_PREFERENCES, **os.environ, **_ENVIRONMENT, "PYTHONPATH": _python_path()},
                 stdin=subprocess.DEVNULL,
@@ -64,6 +69,14 @@ class LocalEngine:
         self._poll.register(self._socket, select.POLLIN)
         self._received = b""
         self._closed = self._has_launched = False
+
+    def gather(self, workers: int, tell: Callable[[str], None]) -> None:
+        """There is always room here."""
+
+    @property
+    def machine(self) -> Machine:
+        """This one."""
+        return Machine.here()
 
     def launch(self, ticket: Ticket, log: Path) -> None:
         """Fork a worker."""
@@ -96,7 +109,9 @@ class LocalEngine:
         if self._closed:
             return
         self._closed = True
-        self._socket.close()  # the zygote takes this as the end
+        with contextlib.suppress(SynclineError):  # it is gone
+            self._send({"do": "end"})
+        self._socket.close()
         if not self._has_launched:
             self._zygote.kill()  # it has nobody to see off, and may be in the middle of a long import
         try:

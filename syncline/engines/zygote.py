@@ -4,9 +4,10 @@ Importing torch takes more than a second, and every worker needs it. So one proc
 and forks: a worker then exists in milliseconds, also the one that replaces another in the middle of a night. Having
 never computed, the zygote has no threads and no device, which is what makes forking safe.
 
-Here: the zygote's own program, started as `python -m syncline.engines.zygote FD [NAMESPACE FDS]`. Not here: its owner
-(`local.py`). It talks JSON lines over a socket. When the owner is gone it asks the workers to save and stop, and after
-a while ends them: nothing is left behind even when the driver is killed.
+Here: the zygote's own program, started as `python -m syncline.engines.zygote ENDS_AT_ONCE FD [NAMESPACE FDS]`. Not
+here: its owner (`local.py`). It talks JSON lines over a socket. When the owner is gone it asks the workers to save and
+stop, and after a while ends them: nothing is left behind even when the driver is killed. With ENDS_AT_ONCE, if the
+owner did not say that this is the end, it ends them without asking: then the owner is not the driver, which goes on.
 """
 
 from __future__ import annotations
@@ -30,19 +31,21 @@ _GRACE_S = 7.0
 def main() -> None:
     """Import what workers need, then fork on demand until the owner is gone."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
-    owner = socket.socket(fileno=int(sys.argv[1]))
+    ends_at_once = sys.argv[1] == "1"
+    owner = socket.socket(fileno=int(sys.argv[2]))
     from syncline.workers import entry  # the import that all workers share  # noqa: F401
     from syncline.workers.quick_start import without_compiler
 
     without_compiler()
-    Zygote(owner, [int(text) for text in sys.argv[2:]]).serve()
+    Zygote(owner, [int(text) for text in sys.argv[3:]], ends_at_once=ends_at_once).serve()
 
 
 class Zygote:
     """Forks workers and tells the owner when one has ended."""
 
-    def __init__(self, owner: socket.socket, namespaces: Sequence[int] = ()) -> None:
+    def __init__(self, owner: socket.socket, namespaces: Sequence[int] = (), *, ends_at_once: bool = False) -> None:
         self._owner, self._namespaces = owner, namespaces
+        self._has_time = not ends_at_once
         self._selector = selectors.DefaultSelector()
         self._selector.register(owner, selectors.EVENT_READ)
         self._workers: dict[int, tuple[int, int, int]] = {}  # pid -> (rank, life, pidfd)
@@ -53,7 +56,7 @@ class Zygote:
         while True:
             for key, _ in self._selector.select():
                 if key.fileobj is self._owner:
-                    data = self._owner.recv(65536)
+                    data = self._hear_owner()
                     if not data:
                         self._end_workers()
                         return
@@ -63,6 +66,12 @@ class Zygote:
                         self._obey(json.loads(line))
                 else:
                     self._reap(key.data)
+
+    def _hear_owner(self) -> bytes:
+        try:
+            return self._owner.recv(65536)
+        except OSError:
+            return b""
 
     def _obey(self, order: dict[str, Any]) -> None:
         if order["do"] == "launch":
@@ -74,6 +83,8 @@ class Zygote:
             self._selector.register(descriptor, selectors.EVENT_READ, data=pid)
         elif order["do"] == "kill":
             self._signal_all(signal.SIGKILL, order["rank"])
+        elif order["do"] == "end":
+            self._has_time = True
 
     def _reap(self, pid: int) -> None:
         _, status = os.waitpid(pid, 0)
@@ -91,7 +102,7 @@ class Zygote:
     def _end_workers(self) -> None:
         """The owner is gone. Workers save and stop at their next step; those that do not are killed."""
         self._selector.unregister(self._owner)
-        self._signal_all(signal.SIGTERM)
+        self._signal_all(signal.SIGTERM if self._has_time else signal.SIGKILL)
         deadline = time.monotonic() + _GRACE_S
         while self._workers:
             ready = self._selector.select(max(0.0, deadline - time.monotonic()))

@@ -18,7 +18,7 @@ import torch
 
 from syncline import payload
 from syncline.checkpoint import store
-from syncline.comms.control import Finished, Ticket
+from syncline.comms.control import Finished, Ticket, Welcome
 from syncline.errors import ConfigError, PeerLost
 from syncline.plan.plan import Plan
 from syncline.task import Script, Task
@@ -48,8 +48,7 @@ def run_worker(ticket: Ticket) -> int:
         # Ctrl-C is the driver's to handle; a polite request to end means: save and stop at the next step.
         signal.signal(signal.SIGINT, signal.SIG_IGN)
         signal.signal(signal.SIGTERM, lambda *_: link.on_terminate())
-        sys.path[:] = link.welcome.python_path
-        os.chdir(link.welcome.working_dir)
+        _be_where_the_driver_is(link.welcome, is_elsewhere=ticket.is_elsewhere)
         plan = Plan.from_dict(link.welcome.plan)
         if plan.is_server(link.rank):
             run_server(link, plan)
@@ -75,6 +74,17 @@ def run_worker(ticket: Ticket) -> int:
         return 1
     finally:
         link.close()
+
+
+def _be_where_the_driver_is(welcome: Welcome, *, is_elsewhere: bool) -> None:
+    """Find the same modules and files as the driver; on another machine, as far as they are there."""
+    if not is_elsewhere:
+        sys.path[:] = welcome.python_path
+        os.chdir(welcome.working_dir)
+        return
+    sys.path += [path for path in welcome.python_path if path not in sys.path and os.path.exists(path)]
+    if os.path.isdir(welcome.working_dir):
+        os.chdir(welcome.working_dir)
 
 
 def _run_task(task: Task, runtime: Runtime) -> tuple[bool, dict[str, Any]]:

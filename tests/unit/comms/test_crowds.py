@@ -14,7 +14,7 @@ import pytest
 import torch
 from torch import nn
 
-from syncline.comms import control
+from syncline.comms import curve
 from syncline.comms.control import ControlClient, ControlServer, Failed, FromWorker, Hello, Stop
 from syncline.comms.parameter_server.client import ParameterServers
 from syncline.comms.parameter_server.server import serve
@@ -131,8 +131,8 @@ def test_a_thousand_half_open_connections_hold_up_no_message_to_the_coordinator(
 
 
 def test_who_does_not_finish_the_handshake_with_the_coordinator_is_cut_off(monkeypatch):
-    assert control._HANDSHAKE_MS <= 10_000
-    monkeypatch.setattr(control, "_HANDSHAKE_MS", 200)
+    assert curve._HANDSHAKE_MS <= 10_000
+    monkeypatch.setattr(curve, "_HANDSHAKE_MS", 200)
     server = ControlServer("127.0.0.1")
     try:
         with crowd(port_of(server.address), 20) as strangers:
@@ -147,7 +147,7 @@ def test_a_message_that_is_too_long_is_not_taken_and_the_worker_is_heard_again(c
     with joined(control_server, 0) as client:
         client.send(Hello(0, 1))
         assert next_message(control_server) == Hello(0, 1)
-        client.send(Failed(0, "ValueError", "x" * (control._LONGEST_MESSAGE + 1), "", 0, [], False))
+        client.send(Failed(0, "ValueError", "x" * (curve._LONGEST_MESSAGE + 1), "", 0, [], False))
         deadline = time.monotonic() + LIMIT_S
         message = None
         while message is None and time.monotonic() < deadline:
@@ -162,4 +162,4 @@ def test_a_process_of_a_run_may_have_as_many_descriptors_as_the_system_allows():
     resource.setrlimit(resource.RLIMIT_NOFILE, (min(most, 500), most))
     server = ControlServer("127.0.0.1")
     server.close()
-    assert resource.getrlimit(resource.RLIMIT_NOFILE) == (min(most, control._MOST_DESCRIPTORS), most)
+    assert resource.getrlimit(resource.RLIMIT_NOFILE) == (min(most, curve._MOST_DESCRIPTORS), most)
