@@ -232,10 +232,10 @@ def shake_hands(ticket: Ticket, until_event: int) -> Tap:
     """A client of ZeroMQ tries until something happens; what was said meanwhile."""
     with Tap(port_of(ticket)) as tap:
         client = ControlClient(msgspec.structs.replace(ticket, rank=77, address=f"tcp://127.0.0.1:{tap.port}"))
-        client._socket.linger = 0
-        monitor = client._socket.get_monitor_socket(until_event)
+        client._dealer._socket.linger = 0
+        monitor = client._dealer._socket.get_monitor_socket(until_event)
         assert monitor.poll(int(LIMIT_S * 1000)), "ZeroMQ did not answer"
-        client._socket.disable_monitor()
+        client._dealer._socket.disable_monitor()
         monitor.close()
         client.close()
     return tap

@@ -137,7 +137,7 @@ def line() -> Iterator[tuple[ControlServer, ControlClient]]:
     server = ControlServer("127.0.0.1")
     client = ControlClient(server.ticket(0))
     yield server, client
-    client._socket.linger = 0
+    client._dealer._socket.linger = 0
     client.close()
     server.close()
 
@@ -155,7 +155,7 @@ def line() -> Iterator[tuple[ControlServer, ControlClient]]:
 )
 def test_the_coordinator_takes_or_ignores_whatever_a_worker_sends(line, parts):
     server, client = line
-    client._socket.send_multipart(parts)
+    client._dealer._socket.send_multipart(parts)
     client.send(Hello(7, 4711))
     for _ in range(2):
         assert server.socket.poll(int(LIMIT_S * 1000)), "the message did not arrive"

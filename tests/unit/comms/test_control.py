@@ -70,7 +70,7 @@ def joined(ticket: Ticket) -> Iterator[ControlClient]:
     try:
         yield client
     finally:
-        client._socket.linger = 0  # a message that was never taken must not hold up the test
+        client._dealer._socket.linger = 0  # a message that was never taken must not hold up the test
         client.close()
 
 
@@ -228,7 +228,7 @@ GARBAGE = {
 @pytest.mark.parametrize("what", GARBAGE)
 def test_garbage_from_a_worker_with_the_right_key_is_ignored(server, what):
     with joined(server.ticket(0)) as client:
-        client._socket.send_multipart(GARBAGE[what])
+        client._dealer._socket.send_multipart(GARBAGE[what])
         client.send(Hello(0, 7))
         assert next_message(server) is None
         assert next_message(server) == Hello(0, 7)

@@ -54,7 +54,7 @@ def joined(server: ControlServer, rank: int) -> Iterator[ControlClient]:
     try:
         yield client
     finally:
-        client._socket.linger = 0
+        client._dealer._socket.linger = 0
         client.close()
 
 
