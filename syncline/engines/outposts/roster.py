@@ -51,11 +51,9 @@ class Roster:
 
     def fix(self, count: int) -> None:
         """From now on there are `count` seats, kept by the first who came; those that were given a seat keep that."""
-        asked = {self._wanted_seat[o]: o for o in reversed(self.machines)}
+        asked = {seat: o for o, seat in reversed(self._wanted_seat.items()) if seat is not None and seat < count}
         others = [o for o in self.machines if o not in asked.values()]
-        order = [asked.pop(k, None) or (others.pop(0) if others else None) for k in range(count)]
-        spare = [o for o in self.machines if o not in order]
-        self.seats = [o or spare.pop(0) for o in order]
+        self.seats = [asked[k] if k in asked else others.pop(0) for k in range(count)]
         self._machine_of_seat = [self.machines[o] for o in self.seats if o is not None]
 
     def launch(self, rank: int, life: int, now: float) -> list[Start]:
@@ -78,6 +76,10 @@ class Roster:
             del self._at[key]
         exits = [Exit(rank, 0, None, None, life, reason) for rank, life in lost]
         return exits, [*self._fill(), *self._look_again(now)]
+
+    def given(self, seat: int) -> list[str]:
+        """Who is here and was given this seat to keep, wherever it sits now."""
+        return [o for o, wanted in self._wanted_seat.items() if wanted == seat]
 
     def where(self, rank: int) -> str | None:
         """The outpost at which this process is."""

@@ -1,0 +1,250 @@
+"""Runs whose places for workers are processes that somebody else starts: torchrun, a shell, another host."""
+
+from __future__ import annotations
+
+import os
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+
+import msgspec
+import pytest
+from real_runs import environment, final_state, relative_difference
+from real_runs import syncline as command
+
+from syncline.engines.outposts import place
+from syncline.engines.outposts.engine import OutpostEngine
+from syncline.engines.outposts.messages import Invitation
+from syncline.engines.outposts.outpost import keep_outpost
+from syncline.errors import SynclineError
+from syncline.telemetry.events import Progress, WentOn, WorkerLost
+from syncline.telemetry.run_dir import RunDir
+from syncline.testing.namespaces import Namespaces, why_not_possible
+
+LIMIT_S = 60.0
+SECRET = {"SYNCLINE_SECRET": "only for these tests"}
+RUN_FILE = """
+model = "mlp"
+data = "digits"
+workers = 2
+epochs = 2
+batch = 64
+seed = 5
+name = "run"
+"""
+TASK = """
+import threading, torch, syncline
+
+class Slow(torch.nn.Module):
+    '''Steps of a real size.'''
+
+    def __init__(self):
+        super().__init__()
+        self.net = torch.nn.Linear(12, 3)
+
+    def forward(self, x):
+        if self.training:
+            threading.Event().wait(0.02)
+        return self.net(x)
+
+task = syncline.Task(model=Slow(), data=(torch.randn(203, 12), torch.zeros(203, dtype=torch.long)),
+                     optimizer=syncline.sgd(lr=0.01))
+"""
+
+
+@contextmanager
+def started(*arguments: str, cwd: Path, python: tuple[str, ...] = ("-m", "syncline.cli.main")) -> Iterator:
+    """A command that runs beside the test, and does not outlive it."""
+    process = subprocess.Popen(
+        [sys.executable, *python, *arguments],
+        cwd=cwd, env=environment(SECRET), stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
+    )  # fmt: skip
+    try:
+        yield process
+    finally:
+        process.kill()
+        process.wait()
+        process.stdout.close()
+
+
+def free_port(host: str = "127.0.0.1") -> int:
+    with socket.create_server((host, 0)) as listener:
+        return int(listener.getsockname()[1])
+
+
+def until(what, limit_s: float = LIMIT_S):
+    """Wait until it is true, and give what it is."""
+    deadline = time.monotonic() + limit_s
+    while not (found := what()):
+        assert time.monotonic() < deadline, f"not within {limit_s:g} s"
+        threading.Event().wait(0.05)
+    return found
+
+
+def events(folder: Path, kind: type) -> list:
+    run_dir = RunDir(folder / "runs" / "run")
+    return [e for e in run_dir.read_events() if isinstance(e, kind)] if run_dir.events.exists() else []
+
+
+def is_clean(folder: Path) -> bool:
+    audit = command("audit", "runs/run", cwd=folder)
+    assert audit.code == 0, audit.out
+    return "0 lost, 0 repeated" in audit.out
+
+
+def test_one_run_file_gives_the_same_parameters_under_torchrun_as_on_this_machine(tmp_path):
+    (tmp_path / "here").mkdir()
+    for folder in (tmp_path, tmp_path / "here"):
+        (folder / "run.toml").write_text(RUN_FILE)
+    here = command("train", "run.toml", cwd=tmp_path / "here")
+    assert here.code == 0, here.err
+    address = f"127.0.0.1:{free_port()}"
+    with started("train", "run.toml", "--engine", f"attach://{address}", cwd=tmp_path) as driver:
+        torchrun = ("-m", "torch.distributed.run", "--nproc-per-node", "2", "--no-python", sys.executable)
+        with started("-m", "syncline.cli.main", "worker", "--join", address, cwd=tmp_path, python=torchrun) as there:
+            said, code = driver.communicate(timeout=LIMIT_S)[0], there.wait(LIMIT_S)
+    assert driver.returncode == 0, said
+    assert f"syncline worker --join {address}" in said, "what to type is shown"
+    assert SECRET["SYNCLINE_SECRET"] not in said, "a secret that both ends know is not"
+    assert code == 0, there.stdout
+    a, b = (final_state(folder / "runs" / "run")["model"] for folder in (tmp_path, tmp_path / "here"))
+    assert relative_difference(a, b) < 1e-5
+
+
+def test_when_a_place_is_killed_the_run_goes_on_and_who_stands_by_takes_it(tmp_path):
+    (tmp_path / "task.py").write_text(TASK)
+    address = f"127.0.0.1:{free_port()}"
+    with ExitStack() as stack:
+        driver = stack.enter_context(
+            started("train", "task.py:task", "--workers", "2", "--batch", "10", "--epochs", "12", "--name", "run",
+                    "--engine", f"attach://{address}", cwd=tmp_path)
+        )  # fmt: skip
+        places = [
+            stack.enter_context(started("worker", "--join", address, cwd=tmp_path, python=("-m", "syncline.cli.main")))
+            for _ in range(3)
+        ]
+        until(lambda: list(tmp_path.glob("runs/run/logs/worker-*.log")))
+        keepers = until(lambda: [p for p in places if _workers_of(p.pid)] if len(_all_workers(places)) == 2 else [])
+        until(lambda: events(tmp_path, Progress))
+        keepers[0].send_signal(signal.SIGKILL)
+        assert driver.wait(LIMIT_S) == 0, driver.stdout.read()
+        lost, back = events(tmp_path, WorkerLost), events(tmp_path, WentOn)
+        assert "was lost with its place on" in lost[0].cause
+        assert [len(e.members) for e in back] == [1, 2], "without it, and then with the one in its place"
+        assert is_clean(tmp_path)
+
+
+def _workers_of(pid: int) -> list[int]:
+    """The workers that the outpost in this process keeps: the children of its zygote."""
+    return [w for zygote in _children(pid) for w in _children(zygote)]
+
+
+def _all_workers(places: list) -> list[int]:
+    return [w for p in places for w in _workers_of(p.pid)]
+
+
+def _children(pid: int) -> list[int]:
+    try:
+        lists = [tasks.read_text() for tasks in Path("/proc", str(pid), "task").glob("*/children")]
+    except OSError:
+        return []
+    return [int(child) for text in lists for child in text.split()]
+
+
+def test_when_the_driver_is_killed_the_places_save_and_leave_and_the_run_goes_on_later(tmp_path):
+    (tmp_path / "task.py").write_text(TASK)
+    address = f"127.0.0.1:{free_port()}"
+    with ExitStack() as stack:
+        driver = stack.enter_context(
+            started("train", "task.py:task", "--workers", "2", "--batch", "10", "--epochs", "60", "--name", "run",
+                    "--engine", f"attach://{address}", cwd=tmp_path)
+        )  # fmt: skip
+        places = [stack.enter_context(started("worker", "--join", address, cwd=tmp_path)) for _ in range(2)]
+        until(lambda: len(_all_workers(places)) == 2 and events(tmp_path, Progress))
+        driver.send_signal(signal.SIGKILL)
+        for each in places:
+            assert each.wait(15) == 1
+            assert "Left: the driver is gone." in each.stdout.read()
+    saved = final_state(tmp_path / "runs" / "run")["position"]["step"]
+    assert 0 < saved < 60 * 21
+    resumed = command("resume", "runs/run", "--epochs", str(saved // 21 + 2), "--engine", "local", cwd=tmp_path)
+    assert resumed.code == 0, resumed.err
+    assert is_clean(tmp_path)
+
+
+@pytest.fixture
+def engine() -> Iterator[OutpostEngine]:
+    engine = OutpostEngine("127.0.0.1", limit_s=1.0)
+    yield engine
+    engine.close()
+
+
+def test_without_the_secret_nobody_is_let_in(engine):
+    wrong = Invitation(address=engine.invitation.address, secret="something else")
+    with pytest.raises(SynclineError, match=r"No run answered at 127.0.0.1:\d+ within 1 s. .* is the secret the one"):
+        keep_outpost(wrong, patience_s=1.0)
+    with pytest.raises(SynclineError, match=r"Only 0 of 1 places for workers came within 1 s"):
+        engine.gather(1, lambda _: None)
+
+
+def test_who_has_other_versions_is_refused_and_told_which(engine, monkeypatch):
+    real = place.place_here
+
+    def with_old_torch(*arguments):
+        here = real(*arguments)
+        return msgspec.structs.replace(here, versions={**here.versions, "torch": "2.0.1"})
+
+    monkeypatch.setattr("syncline.engines.outposts.outpost.place_here", with_old_torch)
+    with pytest.raises(SynclineError, match=r"has torch 2.0.1 instead of 2.13.0.*Install the same versions"):
+        keep_outpost(engine.invitation, patience_s=20.0)
+    told: list[str] = []
+    with pytest.raises(SynclineError, match=r"Refused: .* has torch 2.0.1"):
+        engine.gather(1, told.append)
+    assert any("torch 2.0.1" in line for line in told), "and so is who waits"
+
+
+def test_random_connections_to_the_lifelines_change_nothing(engine):
+    left: list[str] = []
+    thread = threading.Thread(target=lambda: left.append(keep_outpost(engine.invitation)), daemon=True)
+    thread.start()
+    address = engine._lifelines.getsockname()
+    with ExitStack() as strangers:
+        for number in range(50):
+            stranger = strangers.enter_context(socket.create_connection(address, timeout=5))
+            stranger.sendall(os.urandom(number))
+        engine._limit_s = LIMIT_S
+        engine.gather(1, lambda _: None)
+    assert len(engine.network.hosts) == 1
+    engine.close()
+    thread.join(20)
+    assert left == ["the run is over"]
+
+
+@pytest.mark.parametrize(("strategy", "code"), [("allreduce", 0), ("hogwild", 1)])
+def test_on_two_hosts_that_share_no_memory_it_runs_through_the_network_or_is_refused(tmp_path, strategy, code):
+    if (why := why_not_possible()) is not None:
+        pytest.skip(why)
+    (tmp_path / "run.toml").write_text(RUN_FILE)
+    with Namespaces(2) as hosts, ExitStack() as stack:
+        address = f"{hosts.network.driver}:{free_port(hosts.network.driver)}"
+        arguments = ("train", "run.toml", "--engine", f"attach://{address}", "--strategy", strategy)
+        driver = stack.enter_context(started(*arguments, cwd=tmp_path))
+        for number in range(2):
+            there = started("worker", "--join", address, cwd=tmp_path)
+            hosts.inside(number, there.__enter__)  # what it starts is in that namespace
+            stack.push(there.__exit__)
+        said = driver.communicate(timeout=LIMIT_S)[0]
+    assert driver.returncode == code, said
+    if code:
+        assert "Use --strategy h2o, which shares memory inside each host" in said
+    else:
+        plan = RunDir(tmp_path / "runs" / "run").read_plan()
+        assert plan["collective"] == "process-group"
+        assert len({worker["host"] for worker in plan["workers"]}) == 2
+        assert is_clean(tmp_path)
