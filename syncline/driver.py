@@ -188,14 +188,15 @@ class _Emitter:
     A disk that is full is no reason to end a run: the event is then only shown, and the user told once.
     """
 
-    def __init__(self, log: EventLog, view: Observer) -> None:
-        self._log, self._view = log, view
+    def __init__(self, log: EventLog, view: Observer, checkpoints: Path) -> None:
+        self._log, self._view, self._checkpoints = log, view, checkpoints
         self._has_told_of_disk = False
         self.last_checkpoint: Path | None = None
 
     def __call__(self, event: Event) -> None:
         if isinstance(event, CheckpointSaved):
-            self.last_checkpoint = Path(event.path)
+            # Who wrote it may have other paths; it comes to here.
+            self.last_checkpoint = self._checkpoints / Path(event.path).name
         self._view.on_event(event)
         try:
             self._log.write(event)
@@ -218,7 +219,7 @@ def _run(order: _Order) -> Result:
     plan = make_plan(order.facts, config, machine, _resolve_device(config.device), hosts)
     run_dir, checkpoint, problems = _open_run_dir(config, plan)
     with closing(EventLog(run_dir)) as log, _payload_file(run_dir, order.what) as payload_path:
-        emit = _Emitter(log, order.view)
+        emit = _Emitter(log, order.view, run_dir.checkpoints)
         emit.last_checkpoint = checkpoint
         emit(
             RunStarted(

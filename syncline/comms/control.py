@@ -30,6 +30,7 @@ __all__ = [
     "NewView",
     "Ready",
     "Release",
+    "RunFiles",
     "ServerAddresses",
     "ServerReady",
     "ServersRequest",
@@ -44,6 +45,15 @@ __all__ = [
 ]
 
 
+class RunFiles(msgspec.Struct, frozen=True, kw_only=True):
+    """Where the files of a run are."""
+
+    payload_path: str
+    run_dir: str
+    checkpoint_path: str | None
+    """What to go on from, if this is not the beginning."""
+
+
 class Ticket(msgspec.Struct, frozen=True, kw_only=True):
     """All that a new process needs to join a run: who it is, and how to reach and convince the coordinator."""
 
@@ -54,6 +64,8 @@ class Ticket(msgspec.Struct, frozen=True, kw_only=True):
     """The address at which the others reach this process, and at which it listens."""
     is_elsewhere: bool = False
     """Whether its machine is another one than the driver's: other paths, other processes."""
+    files: RunFiles | None = None
+    """Where this process finds the files of the run, if not where the driver does."""
     address: str
     """The coordinator's."""
     server_key: str
@@ -169,9 +181,7 @@ class Welcome(msgspec.Struct, frozen=True, tag=True):
     """The coordinator's answer to Hello: everything that was decided, nothing to be derived again."""
 
     plan: dict[str, Any]
-    payload_path: str
-    run_dir: str
-    checkpoint_path: str | None
+    files: RunFiles
     view: ViewOf | None
     """None for a process that was started later: it says when it is ready, and is told then."""
     driver_pid: int

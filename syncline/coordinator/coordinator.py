@@ -35,6 +35,7 @@ from syncline.comms.control import (
     NewView,
     Ready,
     Release,
+    RunFiles,
     ServerAddresses,
     ServerReady,
     ServersRequest,
@@ -88,7 +89,12 @@ class Coordinator:
         emit: Callable[[Event], None],
     ) -> None:
         self._plan, self._run_dir, self._engine, self._emit = plan, run_dir, engine, emit
-        self._payload_path, self._checkpoint_path = payload_path, checkpoint_path
+        self._files = RunFiles(
+            payload_path=str(payload_path.resolve()),
+            run_dir=str(run_dir.path.resolve()),
+            checkpoint_path=str(checkpoint_path.resolve()) if checkpoint_path else None,
+        )
+        engine.provide(self._files)
         self.membership = Membership(
             plan.size,
             plan.servers,
@@ -281,9 +287,7 @@ class Coordinator:
     def _welcome(self, view: ViewOf | None) -> Welcome:
         return Welcome(
             plan=self._plan.to_dict(),
-            payload_path=str(self._payload_path),
-            run_dir=str(self._run_dir.path.resolve()),
-            checkpoint_path=str(self._checkpoint_path.resolve()) if self._checkpoint_path else None,
+            files=self._files,
             view=view,
             driver_pid=os.getpid(),
             python_path=[os.path.abspath(p) if p else os.getcwd() for p in sys.path],

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
 
-from syncline.comms.control import Ticket
+from syncline.comms.control import RunFiles, Ticket
 from syncline.engines.network import Network
 from syncline.plan.machine import Machine
 
@@ -55,6 +55,9 @@ class Engine(Protocol):
     @property
     def machine(self) -> Machine:
         """What a plan needs to know of the places."""
+
+    def provide(self, files: RunFiles) -> None:
+        """These are the files that workers will need; before the first is launched."""
 
     def launch(self, ticket: Ticket, log: Path) -> None:
         """Start a process that calls `run_worker(ticket)`; what it prints goes to `log`.

@@ -14,12 +14,13 @@ import select
 import socket
 import subprocess
 import sys
+import tempfile
 from collections.abc import Callable
 from pathlib import Path
 
 import msgspec
 
-from syncline.comms.control import Ticket
+from syncline.comms.control import RunFiles, Ticket
 from syncline.engines.engine import Exit
 from syncline.engines.network import LOOPBACK, Network
 from syncline.errors import SynclineError
@@ -78,6 +79,9 @@ class LocalEngine:
         """This one."""
         return Machine.here()
 
+    def provide(self, files: RunFiles) -> None:
+        """They are seen from everywhere on this machine."""
+
     def launch(self, ticket: Ticket, log: Path) -> None:
         """Fork a worker."""
         self._has_launched = True
@@ -85,6 +89,13 @@ class LocalEngine:
         host = self.network.host_of(ticket.rank)
         told = msgspec.to_builtins(msgspec.structs.replace(ticket, host=host.address))
         self._send({"do": "launch", "ticket": told, "log": str(log.resolve()), "namespace": host.namespace})
+
+    def scratch(self) -> Path:
+        """A new folder for files that go when this engine does, however it does: also if this process is killed."""
+        folder = tempfile.mkdtemp(prefix="syncline-outpost-")
+        self._has_launched = True  # the zygote has something to do at its end
+        self._send({"do": "remove at the end", "folder": folder})
+        return Path(folder)
 
     def poll(self) -> list[Exit]:
         """The workers that have ended."""

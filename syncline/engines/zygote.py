@@ -16,6 +16,7 @@ import ctypes
 import json
 import os
 import selectors
+import shutil
 import signal
 import socket
 import sys
@@ -46,6 +47,7 @@ class Zygote:
     def __init__(self, owner: socket.socket, namespaces: Sequence[int] = (), *, ends_at_once: bool = False) -> None:
         self._owner, self._namespaces = owner, namespaces
         self._has_time = not ends_at_once
+        self._folders: list[str] = []
         self._selector = selectors.DefaultSelector()
         self._selector.register(owner, selectors.EVENT_READ)
         self._workers: dict[int, tuple[int, int, int]] = {}  # pid -> (rank, life, pidfd)
@@ -85,6 +87,8 @@ class Zygote:
             self._signal_all(signal.SIGKILL, order["rank"])
         elif order["do"] == "end":
             self._has_time = True
+        elif order["do"] == "remove at the end":
+            self._folders.append(order["folder"])
 
     def _reap(self, pid: int) -> None:
         _, status = os.waitpid(pid, 0)
@@ -111,6 +115,8 @@ class Zygote:
             if not ready:
                 self._signal_all(signal.SIGKILL)
                 deadline = time.monotonic() + 1.0
+        for folder in self._folders:
+            shutil.rmtree(folder, ignore_errors=True)
 
     def _signal_all(self, number: int, only: int | None = None) -> None:
         for rank, _, descriptor in self._workers.values():

@@ -205,7 +205,7 @@ class Course:
     def _load_saved(self, trained: Trained) -> dict[str, Any] | None:
         """Go on from a checkpoint, or from the beginning. What this worker held for itself then."""
         runtime = self.runtime
-        position, state = runtime.load_checkpoint(runtime.newest_checkpoint())
+        position, state = runtime.load_newest()
         makeup: tuple[Range, ...] = ()
         if state is None:
             trained.start_over()

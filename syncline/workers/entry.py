@@ -55,7 +55,7 @@ def run_worker(ticket: Ticket) -> int:
             link.send(Finished(link.rank, stopped_early=False, summary={}))
             return 0
         runtime = Runtime.connected(link)
-        what = payload.read(Path(link.welcome.payload_path))
+        what = payload.read(Path(link.files.payload_path))
         stopped_early, summary = _run_script(what, runtime) if isinstance(what, Script) else _run_task(what, runtime)
         link.send(Finished(link.rank, stopped_early, summary))
         return 0

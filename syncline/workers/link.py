@@ -61,6 +61,8 @@ class Link:
         self._client = ControlClient(ticket)
         self._client.send(Hello(self.rank, pid))
         self.welcome, early = self._join(ticket)
+        self.files = ticket.files or self.welcome.files
+        """Where this process finds the files of the run."""
         self._view = self.welcome.view
         self._newest: float = 0 if self._view is None else self._view.number
         self._view_changed = threading.Condition()

@@ -96,8 +96,8 @@ class Runtime:
         runtime = cls(plan, link.rank, link.recorder)
         runtime._link = link
         runtime._lines = RecentLines(f"{link.welcome.session}.{link.rank}.{link.life}")
-        runtime.run_dir = RunDir(Path(link.welcome.run_dir))
-        runtime.checkpoint_path = Path(link.welcome.checkpoint_path) if link.welcome.checkpoint_path else None
+        runtime.run_dir = RunDir(Path(link.files.run_dir))
+        runtime.checkpoint_path = Path(link.files.checkpoint_path) if link.files.checkpoint_path else None
         return runtime
 
     @classmethod
@@ -172,14 +172,40 @@ class Runtime:
         if self._link is not None and self._link.is_outdated(self.view):
             raise PeerLost("Somebody was lost, joins or leaves.")
 
-    def newest_checkpoint(self) -> Path | None:
-        """The checkpoint to go on from, as the first worker sees it; all workers ask together."""
+    def load_newest(self) -> tuple[Position, dict[str, Any] | None]:
+        """Where to go on, and the state to go on with if there is a checkpoint; all workers ask together.
+
+        The first worker decides which. Those who have the same file read it; if somebody has not, because hosts share
+        no files, the first one reads it to all.
+        """
+        mine = self._newest_here() if self.rank == 0 else None
+        told = self.collective.gather(mine.sha256.encode() if mine is not None else b"")[0].decode()
+        if not told:
+            return Position(), None
+        if mine is None and self.run_dir is not None:
+            mine = next((c for c in store.checkpoints_in(self.run_dir.checkpoints) if c.sha256 == told), None)
+        all_have = all(self.collective.gather(b"yes" if mine is not None else b""))
+        if all_have:
+            assert mine is not None, "this worker is one of all"
+            state = store.load(mine)
+        else:
+            state = store.load(mine) if self.rank == 0 and mine is not None else {}
+            state = unpacked(self.collective.gather(packed(state) if self.rank == 0 else b"")[0])
+        self._last_saved_step = state["position"]["step"]
+        return Position(**state["position"]), state
+
+    def _newest_here(self) -> store.Checkpoint | None:
+        """The checkpoint to go on from, as the first worker sees it."""
         path = self.checkpoint_path
-        if self.rank == 0 and self.view > 1 and self.run_dir is not None:
+        if self.view > 1 and self.run_dir is not None:
             with contextlib.suppress(CheckpointError):
                 path = store.newest_sound(self.run_dir.checkpoints)[0].path
-        told = self.collective.gather(str(path or "").encode() if self.rank == 0 else b"")[0].decode()
-        return Path(told) if told else None
+        if path is None:
+            return None
+        found = next((c for c in store.checkpoints_in(path.parent) if c.path == path), None)
+        if found is None:
+            raise CheckpointError(f"The checkpoint {path} is gone.")
+        return found
 
     def replicate(
         self,
@@ -245,17 +271,6 @@ class Runtime:
             self._has_trained = True
         self._exchange = exchange
         return replica, exchange
-
-    def load_checkpoint(self, path: Path | None) -> tuple[Position, dict[str, Any] | None]:
-        """Where to start, and the state to start from if this run goes on with an earlier one."""
-        if path is None:
-            return Position(), None
-        wanted = [c for c in store.checkpoints_in(path.parent) if c.path == path]
-        if not wanted:
-            raise CheckpointError(f"The checkpoint {path} is gone.")
-        state = store.load(wanted[0])
-        self._last_saved_step = state["position"]["step"]
-        return Position(**state["position"]), state
 
     def seed_step(self, step: int) -> None:
         """Make everything random in this step a function of (seed, step, rank) alone."""

@@ -248,3 +248,34 @@ def test_on_two_hosts_that_share_no_memory_it_runs_through_the_network_or_is_ref
         assert plan["collective"] == "process-group"
         assert len({worker["host"] for worker in plan["workers"]}) == 2
         assert is_clean(tmp_path)
+
+
+@pytest.mark.parametrize("strategy", ["allreduce", "server-async"])
+def test_hosts_that_do_not_see_the_drivers_files_get_what_they_need_and_send_back_what_they_make(tmp_path, strategy):
+    if (why := why_not_possible()) is not None:
+        pytest.skip(why)
+    (tmp_path / "task.py").write_text(TASK.replace("return self.net(x)", "print('of the user'); return self.net(x)"))
+    address = f"127.0.0.1:{free_port()}"
+    blind = tmp_path / "blind.sh"  # its own view of the file system: nothing of what the driver writes is there
+    blind.write_text(f'mount -t tmpfs none {tmp_path}/runs && cd / && exec "$@"\n')
+    (tmp_path / "runs").mkdir()
+    unshare = ("-c", "import os, sys; os.execvp('unshare', sys.argv[1:])", "unshare", "--mount", "sh", str(blind))
+    with ExitStack() as stack:
+        driver = stack.enter_context(
+            started("train", "task.py:task", "--workers", "2", "--batch", "10", "--epochs", "12", "--name", "run",
+                    "--checkpoint-every-steps", "40", "--keep-checkpoints", "2", "--strategy", strategy,
+                    "--engine", f"attach://{address}", cwd=tmp_path)
+        )  # fmt: skip
+        arguments = (sys.executable, "-m", "syncline.cli.main", "worker", "--join", address)
+        places = [stack.enter_context(started(*arguments, cwd=tmp_path, python=unshare)) for _ in range(3)]
+        until(lambda: list(tmp_path.glob("runs/run/checkpoints/step-*.json")), LIMIT_S)
+        keepers = [p for p in places if _workers_of(p.pid)]
+        keepers[0].send_signal(signal.SIGKILL)
+        assert driver.wait(LIMIT_S) == 0, driver.stdout.read()
+        for each in places:
+            assert each is keepers[0] or each.wait(20) == 0
+    assert final_state(tmp_path / "runs" / "run")["position"]["step"] >= 12 * 21
+    assert len(list(tmp_path.glob("runs/run/checkpoints/step-*.pt"))) <= 4, "old ones go there, too"
+    assert "of the user" in (tmp_path / "runs" / "run" / "logs" / "worker-0.log").read_text()
+    assert events(tmp_path, WorkerLost)
+    assert is_clean(tmp_path)

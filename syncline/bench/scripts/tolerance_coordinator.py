@@ -15,7 +15,7 @@ from pathlib import Path
 import msgspec
 import zmq
 
-from syncline.comms.control import ControlServer, Events, Finished, Hello, LedgerLine, ViewOf, Welcome
+from syncline.comms.control import ControlServer, Events, Finished, Hello, LedgerLine, RunFiles, ViewOf, Welcome
 from syncline.coordinator.pace import Pace
 from syncline.coordinator.watch import Watch
 from syncline.data.ledger import decode
@@ -36,8 +36,9 @@ def main() -> None:
     sys.stdout.write(msgspec.json.encode(server.ticket(0)).decode() + "\n")
     sys.stdout.flush()
     welcome = Welcome(
-        plan=plan, payload_path="", run_dir=str(folder), checkpoint_path=None, view=ViewOf(1, [0], None),
-        driver_pid=os.getpid(), python_path=[], working_dir=str(folder), secret="", session="bench",
+        plan=plan, files=RunFiles(payload_path="", run_dir=str(folder), checkpoint_path=None),
+        view=ViewOf(1, [0], None), driver_pid=os.getpid(), python_path=[], working_dir=str(folder), secret="",
+        session="bench",
     )  # fmt: skip
     poller = zmq.Poller()
     poller.register(server.socket, zmq.POLLIN)

@@ -24,14 +24,16 @@ from typing import NoReturn
 import msgspec
 import zmq
 
-from syncline.comms.control import Ticket
+from syncline.comms.control import RunFiles, Ticket
 from syncline.comms.curve import Keys, Router
 from syncline.engines.engine import Exit
 from syncline.engines.network import Host, Network
+from syncline.engines.outposts.files import TASK, checkpoints_wanted, pieces_of, put, remove
 from syncline.engines.outposts.messages import (
     PROTOCOL,
     Accepted,
     Alive,
+    Blind,
     Ended,
     Enrol,
     FromOutpost,
@@ -39,8 +41,10 @@ from syncline.engines.outposts.messages import (
     Kill,
     Launch,
     Leave,
+    Piece,
     Place,
     Refused,
+    Removed,
     ToOutpost,
     decode_from_outpost,
     encode,
@@ -93,6 +97,8 @@ class OutpostEngine:
         self._refusals: list[str] = []
         self._network: Network | None = None
         self._seen: Path | None = None
+        self._files: RunFiles | None = None
+        self._blind: dict[str, bool] = {}  # who does not see our files, and whether it has the task
         self._orders: queue.SimpleQueue[Callable[[], None]] = queue.SimpleQueue()
         self._wake, self._news = (os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC) for _ in range(2))
         self._is_closing = self._is_closed = False
@@ -114,6 +120,13 @@ class OutpostEngine:
     def _told_waiting(self, have: int, want: int) -> str:
         """What the user reads while outposts are waited for."""
         return f"Waiting for {want - have} of {want} places for workers."
+
+    def _lost(self, seat: int, reason: str) -> None:
+        """Who brought the outpost of this seat says that it is gone; perhaps no connection has told that yet."""
+        with self._changed:
+            for outpost in self._roster.given(seat):
+                self._lose(outpost, reason)
+            self._changed.notify_all()
 
     # The engine protocol
 
@@ -164,6 +177,10 @@ class OutpostEngine:
             memory_available_bytes=min(p.memory_available_bytes for p in one_of_each),
             no_shared_memory_because=reason,
         )
+
+    def provide(self, files: RunFiles) -> None:
+        """Sent to outposts that do not see them."""
+        self._files = files
 
     def launch(self, ticket: Ticket, log: Path) -> None:
         """Start a worker at its outpost, as soon as that is here."""
@@ -251,7 +268,8 @@ class OutpostEngine:
         # ZeroMQ's descriptor tells only that there may be something; all must be taken each time.
         while (received := self._router.receive()) is not None:
             identity, data = received
-            with contextlib.suppress(msgspec.DecodeError, RecursionError, UnicodeDecodeError):
+            # Neither what makes no sense nor a disk that is full is a reason to leave the others alone.
+            with contextlib.suppress(msgspec.DecodeError, RecursionError, ValueError, OSError):
                 self._hear(identity.decode(), decode_from_outpost(data))
 
     def _hear(self, outpost: str, message: FromOutpost) -> None:
@@ -261,9 +279,14 @@ class OutpostEngine:
                 self._let_in(outpost, message)
             elif isinstance(message, Ended) and self._roster.ended(message.rank, message.life):
                 self._tickets.pop((message.rank, message.life), None)
-                self._report(
-                    [Exit(message.rank, message.pid, message.code, message.signal, message.life, message.problem)]
-                )
+                self._report([Exit(message.rank, message.pid, message.code, message.signal, message.life)])
+            elif isinstance(message, Blind) and (message.rank, message.life) in self._tickets:
+                self._blind.setdefault(outpost, False)
+                self._start([Start(outpost, message.rank, message.life)])
+            elif isinstance(message, Piece) and self._files is not None:
+                put(Path(self._files.run_dir), message)
+            elif isinstance(message, Removed) and self._files is not None:
+                remove(Path(self._files.run_dir), message.name)
 
     def _let_in(self, outpost: str, message: Enrol) -> None:
         if message.protocol != PROTOCOL:
@@ -333,7 +356,21 @@ class OutpostEngine:
             ticket, log = self._tickets[start.rank, start.life]
             place = self._places[start.outpost]
             ticket = msgspec.structs.replace(ticket, host=place.address, is_elsewhere=place.machine != self._machine)
-            self._send(start.outpost, Launch(ticket, log, str(self._seen)))
+            if start.outpost in self._blind:
+                self._send_files(start.outpost)
+                ticket = msgspec.structs.replace(ticket, files=self._files)
+            self._send(start.outpost, Launch(ticket, log, None if start.outpost in self._blind else str(self._seen)))
+
+    def _send_files(self, outpost: str) -> None:
+        """What a worker needs there: the task, once, and the newest checkpoint, which others may have written since."""
+        assert self._files is not None, "`provide` comes before the first launch"
+        wanted = [(file, f"checkpoints/{file.name}") for file in checkpoints_wanted(self._files)]
+        if not self._blind[outpost]:
+            self._blind[outpost] = True
+            wanted.insert(0, (Path(self._files.payload_path), TASK))
+        for file, name in wanted:
+            for piece in pieces_of(file, name):
+                self._send(outpost, piece)
 
     def _report(self, exits: list[Exit]) -> None:
         self._exits.extend(exits)

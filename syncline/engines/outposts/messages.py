@@ -12,8 +12,8 @@ import msgspec
 from syncline.comms.control import Ticket
 
 __all__ = [
-    "Accepted", "Alive", "Ended", "Enrol", "FromOutpost", "Invitation", "Kill", "Launch", "Leave", "Place", "Refused",
-    "ToOutpost", "decode_from_outpost", "decode_to_outpost", "encode",
+    "Accepted", "Alive", "Blind", "Ended", "Enrol", "FromOutpost", "Invitation", "Kill", "Launch", "Leave", "Piece",
+    "Place", "Refused", "Removed", "ToOutpost", "decode_from_outpost", "decode_to_outpost", "encode",
 ]  # fmt: skip
 
 PROTOCOL = 1
@@ -57,15 +57,36 @@ class Alive(msgspec.Struct, frozen=True, tag=True):
     """Said by both ends every second."""
 
 
+class Piece(msgspec.Struct, frozen=True, tag=True):
+    """A piece of a file of the run, by its name in the run directory; for those who do not see the other's files."""
+
+    name: str
+    offset: int
+    data: bytes
+    is_last: bool
+
+
+class Removed(msgspec.Struct, frozen=True, tag=True):
+    """A file of the run is gone."""
+
+    name: str
+
+
+class Blind(msgspec.Struct, frozen=True, tag=True):
+    """A worker cannot be started yet: the files of the run are not seen here."""
+
+    rank: int
+    life: int
+
+
 class Ended(msgspec.Struct, frozen=True, tag=True):
-    """A worker's process has ended, or could not be started (`problem`)."""
+    """A worker's process has ended."""
 
     rank: int
     life: int
     pid: int
     code: int | None
     signal: int | None
-    problem: str = ""
 
 
 class Accepted(msgspec.Struct, frozen=True, tag=True):
@@ -82,11 +103,14 @@ class Refused(msgspec.Struct, frozen=True, tag=True):
 
 
 class Launch(msgspec.Struct, frozen=True, tag=True):
-    """Start a worker. `seen` is a file that who shares the driver's files can see."""
+    """Start a worker. `seen` is a file that who shares the driver's files can see.
+
+    None: the outpost does not, and has been sent what it needs.
+    """
 
     ticket: Ticket
     log: str
-    seen: str
+    seen: str | None
 
 
 class Kill(msgspec.Struct, frozen=True, tag=True):
@@ -99,8 +123,8 @@ class Leave(msgspec.Struct, frozen=True, tag=True):
     """The run is over."""
 
 
-FromOutpost = Enrol | Alive | Ended
-ToOutpost = Accepted | Refused | Launch | Kill | Alive | Leave
+FromOutpost = Enrol | Alive | Blind | Ended | Piece | Removed
+ToOutpost = Accepted | Refused | Piece | Launch | Kill | Alive | Leave
 
 _encoder = msgspec.msgpack.Encoder()
 _from_outpost: msgspec.msgpack.Decoder[FromOutpost] = msgspec.msgpack.Decoder(FromOutpost)

@@ -20,20 +20,23 @@ from pathlib import Path
 
 import msgspec
 
+from syncline.comms.control import RunFiles
 from syncline.comms.curve import Dealer, Keys
 from syncline.engines.local import LocalEngine
 from syncline.engines.network import Host, Network
+from syncline.engines.outposts.files import TASK, Copy
 from syncline.engines.outposts.messages import (
     PROTOCOL,
     Accepted,
     Alive,
+    Blind,
     Ended,
     Enrol,
     Invitation,
     Kill,
     Launch,
     Leave,
-    Place,
+    Piece,
     Refused,
     ToOutpost,
     decode_to_outpost,
@@ -83,12 +86,12 @@ def keep_outpost(
         channel.send(encode(Enrol(PROTOCOL, name, place, seat)))
         accepted = _wait_for_answer(channel, invitation.address, patience_s, should_leave)
         with _lifeline(accepted) as lifeline:
-            return _Outpost(channel, lifeline, engine, place).keep(should_leave)
+            return _Outpost(channel, lifeline, engine, Copy(engine.scratch())).keep(should_leave)
 
 
 class _Outpost:
-    def __init__(self, channel: Dealer, lifeline: socket.socket, engine: LocalEngine, place: Place) -> None:
-        self._channel, self._lifeline, self._engine, self._place = channel, lifeline, engine, place
+    def __init__(self, channel: Dealer, lifeline: socket.socket, engine: LocalEngine, copy: Copy) -> None:
+        self._channel, self._lifeline, self._engine, self._copy = channel, lifeline, engine, copy
 
     def keep(self, should_leave: Callable[[], bool]) -> str:
         heard_at, speaks_at = time.monotonic(), 0.0
@@ -100,7 +103,10 @@ class _Outpost:
                 if isinstance(message, Leave):
                     return "the run is over"
                 self._obey(message)
-            for exit in self._engine.poll():
+            exits = self._engine.poll()
+            for news in self._copy.news():  # before the end of who wrote it is told
+                self._channel.send(encode(news))
+            for exit in exits:
                 self._channel.send(encode(Ended(exit.rank, exit.life, exit.pid, exit.code, exit.signal)))
             if _is_cut(self._lifeline):
                 return "the driver is gone"
@@ -114,17 +120,28 @@ class _Outpost:
 
     def _obey(self, message: ToOutpost) -> None:
         if isinstance(message, Launch):
-            ticket = message.ticket
-            if not Path(message.seen).exists():
-                problem = (
-                    f"cannot be started on {self._place.host}, which does not see {Path(message.log).parent.parent}: "
-                    "the run directory must be on a file system that all hosts share; give one with --out"
-                )
-                self._channel.send(encode(Ended(ticket.rank, ticket.life, 0, None, None, problem)))
+            ticket, log = message.ticket, Path(message.log)
+            if message.seen is None:
+                ticket = msgspec.structs.replace(ticket, files=self._files_here(ticket.files))
+                log = self._copy.folder / "logs" / log.name
+            elif not Path(message.seen).exists():
+                self._channel.send(encode(Blind(ticket.rank, ticket.life)))
                 return
-            self._engine.launch(ticket, Path(message.log))
+            self._engine.launch(ticket, log)
+        elif isinstance(message, Piece):
+            self._copy.put(message)
         elif isinstance(message, Kill):
             self._engine.kill(message.rank)
+
+    def _files_here(self, there: RunFiles | None) -> RunFiles:
+        """In the copy."""
+        folder = self._copy.folder
+        begins_at = there.checkpoint_path if there is not None else None
+        return RunFiles(
+            payload_path=str(folder / TASK),
+            run_dir=str(folder),
+            checkpoint_path=str(folder / "checkpoints" / Path(begins_at).name) if begins_at else None,
+        )
 
 
 def _wait_for_answer(channel: Dealer, address: str, patience_s: float, should_leave: Callable[[], bool]) -> Accepted:

@@ -24,6 +24,7 @@ from syncline.comms.control import (
     NewView,
     Ready,
     Release,
+    RunFiles,
     Stop,
     StoreAddress,
     StoreRequest,
@@ -46,9 +47,10 @@ FROM_WORKER: list[FromWorker] = [
     Finished(1, True, {"test/accuracy": 0.97}),
     Failed(1, "ValueError", "lr is -1", "Traceback ...", 3, [5, 6], False),
 ]
+FILES = RunFiles(payload_path="/run/task", run_dir="/run", checkpoint_path=None)
 TO_WORKER: list[ToWorker] = [
-    Welcome({"seed": 0}, "/run/task", "/run", None, VIEW, 4242, ["/home/me"], "/home/me", "secret", "5e55"),
-    Welcome({"seed": 0}, "/run/task", "/run", None, None, 4242, ["/home/me"], "/home/me", "secret", "5e55"),
+    Welcome({"seed": 0}, FILES, VIEW, 4242, ["/home/me"], "/home/me", "secret", "5e55"),
+    Welcome({"seed": 0}, FILES, None, 4242, ["/home/me"], "/home/me", "secret", "5e55"),
     NewView(VIEW),
     Release(),
     StoreAddress("127.0.0.1", 29500),

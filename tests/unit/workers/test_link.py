@@ -5,7 +5,7 @@ from __future__ import annotations
 import threading
 import time
 
-from syncline.comms.control import ControlServer, Hello, NewView, Stop, ViewOf, Welcome
+from syncline.comms.control import ControlServer, Hello, NewView, RunFiles, Stop, ViewOf, Welcome
 from syncline.workers.link import Link
 
 LIMIT_S = 20.0
@@ -13,7 +13,9 @@ LIMIT_S = 20.0
 
 def test_what_all_workers_are_told_while_one_joins_is_neither_lost_nor_taken_for_the_answer():
     server = ControlServer("127.0.0.1")
-    welcome = Welcome({}, "", "", None, None, 1, [], "", "secret", "session")
+    welcome = Welcome(
+        {}, RunFiles(payload_path="", run_dir="", checkpoint_path=None), None, 1, [], "", "secret", "session"
+    )
     try:
         answer = threading.Thread(target=_answer, args=(server, [NewView(ViewOf(6, [0, 1], None)), Stop(), welcome]))
         answer.start()
