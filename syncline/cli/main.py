@@ -17,6 +17,7 @@ import typer
 
 from syncline import __version__
 from syncline.cli.chaos import chaos
+from syncline.cli.cluster import app as cluster
 from syncline.cli.flags import with_run_options
 from syncline.cli.task_flags import (
     ClipNorm,
@@ -172,6 +173,9 @@ def workers(
         typer.echo(line)
 
 
+app.add_typer(cluster, name="cluster")
+
+
 @app.command()
 def worker(
     join: Annotated[str, typer.Option("--join", metavar="HOST:PORT", help="Where the run waits for workers.")],
@@ -193,6 +197,27 @@ def worker(
     why = join_run(join, reached_at=reached_at, patience_s=patience)
     typer.echo(f"Left: {why}.")
     if why != "the run is over":
+        raise typer.Exit(1)
+
+
+@app.command()
+def doctor(
+    out: Annotated[Path, typer.Option(help="The folder in which run directories would be made.")] = Path("runs"),
+) -> None:
+    """Say what this machine offers a run, what would go wrong on it, and how to mend that.
+
+    The exit code is 1 if something would.
+    """
+    from syncline.doctor import examine
+
+    problems = 0
+    for finding in examine(out):
+        problems += bool(finding.problem)
+        typer.echo(f"{'!!' if finding.problem else 'ok'}  {finding.what}: {finding.found}")
+        if finding.problem:
+            typer.echo(f"    {finding.problem}")
+    typer.echo(f"{problems or 'no'} problem{'s' * (problems != 1)}")
+    if problems:
         raise typer.Exit(1)
 
 

@@ -27,8 +27,9 @@ class RunConfig:
     workers: int = _f(2, "How many workers train together.")
     engine: str = _f(
         "local",
-        "Where the workers run: local (this machine), or attach://HOST:PORT for processes that you start with "
-        "torchrun, srun, mpirun or by hand.",
+        "Where the workers run: local (this machine), ray or ray://HOST:PORT (a Ray cluster), spark, spark://HOST:PORT "
+        "or spark-local[N] (Spark's executors), or attach://HOST:PORT for processes that you start with torchrun, "
+        "srun, mpirun or by hand.",
     )
     epochs: int | None = _f(None, "How often every sample is used. Default: what suits the model, else 3.")
     batch: int | None = _f(

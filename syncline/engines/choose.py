@@ -6,6 +6,8 @@ before its engine is chosen.
 
 from __future__ import annotations
 
+import os
+import re
 from collections.abc import Callable
 
 from syncline.engines.engine import Engine
@@ -18,7 +20,7 @@ __all__ = ["engine_for"]
 
 def engine_for(name: str, network: Network | None = None) -> Engine:
     """The engine of this name, getting ready. `network` is where the local one puts its workers."""
-    scheme = name.partition("://")[0].partition("[")[0]
+    scheme = re.split(r"[:\[?]", name, maxsplit=1)[0]
     make = _ENGINES.get(scheme)
     if make is None:
         close = nearest(scheme, list(_ENGINES))
@@ -41,5 +43,42 @@ def _attach(name: str) -> Engine:
     return AttachEngine(name)
 
 
-_ENGINES: dict[str, Callable[[str], Engine]] = {"local": _local, "attach": _attach}
-_FORMS = ("local", "attach://HOST:PORT")
+def _ray(name: str) -> Engine:
+    from syncline.engines.ray import RayEngine
+
+    return RayEngine(name)
+
+
+def _spark(name: str) -> Engine:
+    from syncline.engines.spark import SparkEngine
+
+    return SparkEngine(name)
+
+
+def _cluster(name: str) -> Engine:
+    from syncline.testing.cluster import link_socket, opened
+    from syncline.testing.faults import LINKS
+
+    which = name.partition(":")[2] or "default"
+    before = os.environ.get(LINKS)
+    with opened(which) as network:
+        os.environ[LINKS] = str(link_socket(which))  # where its workers have their links cut, if a script says so
+        try:
+            return LocalEngine(network)
+        finally:
+            os.environ.pop(LINKS)
+            if before is not None:
+                os.environ[LINKS] = before
+
+
+_ENGINES: dict[str, Callable[[str], Engine]] = {
+    "local": _local,
+    "attach": _attach,
+    "ray": _ray,
+    "spark": _spark,
+    "spark-local": _spark,
+    "cluster": _cluster,
+}
+_FORMS = (
+    "local", "ray", "ray://HOST:PORT", "spark", "spark://HOST:PORT", "spark-local[N]", "attach://HOST:PORT", "cluster",
+)  # fmt: skip

