@@ -185,7 +185,8 @@ class Supervision:
             return []
         process.exit, process.exit_at = exit, now
         self._watch.on_end(exit.rank)
-        instructions = self._crash(process, now) if exit.signal is not None else []
+        # Who ends by itself may have said why, and that is on its way; who was killed, or lost with its place, has not.
+        instructions = self._crash(process, now) if exit.code is None else []
         if process.failed is not None:
             instructions += self._replace(exit.rank, now)
         return [*instructions, *self._proceed(now)]

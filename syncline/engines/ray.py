@@ -331,7 +331,7 @@ class _Connection:
         # Ray's own lines, and all that its processes print, stay in its logs: the terminal is for the run.
         settings |= {"logging_level": logging.ERROR, "log_to_driver": False}
         self._is_ours = True  # also if it fails half-way: then there is something to be taken away
-        with _same_sigterm():
+        with _same_sigterm(), _without_listener():
             self._ray.init(**settings)
 
     def _check_is(self, address: str | None) -> None:
@@ -427,6 +427,19 @@ def _same_sigterm() -> Iterator[None]:
     finally:
         if before is not None:
             signal.signal(signal.SIGTERM, before)
+
+
+@contextlib.contextmanager
+def _without_listener() -> Iterator[None]:
+    """When a node dies, Ray prints the end of its log, whatever `log_to_driver` says. The run tells of it itself."""
+    from ray._private import worker
+
+    listen = worker.listen_error_messages
+    worker.listen_error_messages = lambda *_: None
+    try:
+        yield
+    finally:
+        worker.listen_error_messages = listen
 
 
 def _first_line(error: BaseException) -> str:

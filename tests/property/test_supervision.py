@@ -47,6 +47,7 @@ events = st.lists(
         st.tuples(st.just("consequence"), st.integers(0, 2)),
         st.tuples(st.just("exit"), st.integers(0, 2)),
         st.tuples(st.just("killed"), st.integers(0, 2)),
+        st.tuples(st.just("lost"), st.integers(0, 2)),
         st.tuples(st.just("interrupt"), st.just(0)),
         st.tuples(st.just("tick"), st.integers(0, 3)),
     ),
@@ -67,6 +68,8 @@ def play(supervision: Supervision, script: list[tuple[str, int]]) -> list[object
             given_out += supervision.on_exit(exited(value), now)
         elif kind == "killed":
             given_out += supervision.on_exit(exited(value, None, 9), now)
+        elif kind == "lost":
+            given_out += supervision.on_exit(Exit(value, 0, None, None, reason="was lost with its place"), now)
         elif kind == "interrupt":
             given_out += supervision.on_interrupt(now)
         else:
@@ -350,3 +353,13 @@ def test_under_every_interleaving_views_name_only_who_is_there_and_the_run_ends_
         now += 100.0
         take(supervision.on_tick(now))
     assert len(ends) == 1
+
+
+def test_who_was_lost_with_its_place_is_not_waited_for():
+    supervision = Supervision(Membership(3, policy="shrink-and-replace"))
+    for rank in range(3):
+        supervision.on_start(rank, 0.0)
+    given_out = supervision.on_exit(Exit(1, 0, None, None, reason="was lost with its place"), 1.0)
+    (lost,) = [i for i in given_out if isinstance(i, Lost)]
+    assert lost.cause.in_words() == "was lost with its place"
+    assert supervision.on_exit(exited(2, code=1), 1.0) == [], "who ended by itself may have said why"
