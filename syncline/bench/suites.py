@@ -38,6 +38,7 @@ SUITES = {
     "tolerance": Entry("syncline.bench.tolerance", "what fault tolerance costs per step while nothing fails"),
     "allreduce": Entry("syncline.bench.allreduce", "adding up gradients on one host, against gloo and copying memory"),
     "servers": Entry("syncline.bench.servers", "parameter servers: round trips and updates a second, against gloo"),
+    "engines": Entry("syncline.bench.engines", "what Ray and Spark cost per step, against processes here", True),
     "memory": Entry("syncline.bench.memory", "peak memory by batch size, against a loop written by hand", True),
     "peers": Entry("syncline.bench.peers", "training speed, against the other frameworks installed", True),
 }

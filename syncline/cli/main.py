@@ -307,7 +307,8 @@ def strategies(
     "memory as runs grow), overhead (the built-in loop's cost per step), servers "
     "(parameter servers, against gloo), stragglers (what slow workers cost), recovery (what a killed worker "
     "costs), tolerance (what being ready for that costs), allreduce (adding up gradients, against gloo), "
-    "memory (peak memory by batch size; only when named), peers (training speed beside other frameworks; only when "
+    "engines (what Ray and Spark cost per step; only when named), memory (peak memory by batch size; only when named), "
+    "peers (training speed beside other frameworks; only when "
     "named)."
 )
 def bench(
