@@ -69,6 +69,8 @@ _HOME = {
 
 
 def __getattr__(name: str) -> Any:
+    if name == "spark":  # a package of its own; PySpark is loaded when something in it is used
+        return importlib.import_module("syncline.spark")
     if name not in __all__:
         raise AttributeError(f"module 'syncline' has no attribute {name!r}")
     return getattr(importlib.import_module(f"syncline.{_HOME.get(name, 'errors')}"), name)

@@ -1,0 +1,171 @@
+"""A trained model as pyspark.ml knows one: DataFrame in, DataFrame with predictions out.
+
+Here: `Model`, and what runs in the executors to predict. Not here: training (`estimator.py`), reading columns
+(`columns.py`), saving (`persistence.py`).
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Iterable, Iterator
+from typing import TYPE_CHECKING, Any, Literal
+
+import cloudpickle
+import numpy as np
+import pyarrow as pa
+import pyspark.ml
+from pyspark.ml.linalg import VectorUDT
+from pyspark.ml.param.shared import HasFeaturesCol, HasPredictionCol, HasProbabilityCol
+from pyspark.ml.util import MLReadable, MLWritable
+from pyspark.sql.types import ArrayType, DataType, DoubleType, StructField, StructType
+
+from syncline.errors import ConfigError, DataError
+from syncline.spark.columns import Kind, as_vectors, kind_of, read_features
+from syncline.spark.persistence import PartsReader, PartsWriter
+
+if TYPE_CHECKING:
+    import torch
+    from pyspark import Broadcast
+    from pyspark.sql import DataFrame
+
+__all__ = ["Answers", "Model"]
+
+Answers = Literal["classes", "yes-or-no logits", "yes-or-no", "number", "numbers"]
+"""What the outputs of a model mean: scores of classes, the score or the probability of a yes, numbers as they are."""
+
+_ROWS_AT_ONCE = 256
+
+
+class Model(pyspark.ml.Model, HasFeaturesCol, HasPredictionCol, HasProbabilityCol, MLReadable["Model"], MLWritable):
+    """A trained torch model that adds a prediction, and for classes their probabilities, to each row."""
+
+    def __init__(
+        self,
+        *,
+        module: torch.nn.Module,
+        shape: tuple[int, ...],
+        dtype: str = "float32",
+        answers: Answers = "classes",
+        metrics: dict[str, float] | None = None,
+        run_dir: str | None = None,
+    ) -> None:
+        """`shape` is that of one row's features, of `dtype`."""
+        super().__init__()
+        self._setDefault(predictionCol="prediction", probabilityCol="probability")
+        self.module = module
+        """The torch model itself, in evaluation mode."""
+        self.metrics = metrics or {}
+        """The latest value of each metric of the run."""
+        self.run_dir = run_dir
+        """Where the run that trained it lies."""
+        self._shape, self._dtype, self._answers = shape, dtype, answers
+
+    def parts(self) -> dict[str, Any]:
+        """What it is made of."""
+        return {
+            "module": self.module, "shape": self._shape, "dtype": self._dtype, "answers": self._answers,
+            "metrics": self.metrics, "run_dir": self.run_dir,
+        }  # fmt: skip
+
+    def write(self) -> PartsWriter:
+        """A writer, such as `write().overwrite().save(path)`."""
+        return PartsWriter(self)
+
+    @classmethod
+    def read(cls) -> PartsReader[Model]:
+        """A reader."""
+        return PartsReader(cls)
+
+    def setFeaturesCol(self, value: str) -> Model:
+        """Read the features from another column."""
+        return self._set(featuresCol=value)
+
+    def setPredictionCol(self, value: str) -> Model:
+        """Write the prediction to another column."""
+        return self._set(predictionCol=value)
+
+    def setProbabilityCol(self, value: str) -> Model:
+        """Write the probabilities to another column."""
+        return self._set(probabilityCol=value)
+
+    def transformSchema(self, schema: StructType) -> StructType:
+        """The columns that `transform` gives for these."""
+        taken = [field.name for field in self._new_columns() if field.name in schema.names]
+        if taken:
+            raise ConfigError(
+                f"The DataFrame has a column {taken[0]!r} already. Give the new one another name with "
+                "prediction= or probability=, or drop that one."
+            )
+        return StructType([*schema.fields, *self._new_columns()])
+
+    def _transform(self, dataset: DataFrame) -> DataFrame:
+        name = self.getFeaturesCol()
+        if name not in dataset.columns:
+            there = ", ".join(dataset.columns)
+            raise DataError(f"The DataFrame has no column {name!r} for the features. It has: {there}.")
+        schema = self.transformSchema(dataset.schema)
+        # Each executor gets the model once, however many partitions it has.
+        packed = dataset.sparkSession.sparkContext.broadcast(cloudpickle.dumps(self.module))
+        kind = kind_of(name, dataset.schema[name].dataType)
+        return dataset.mapInArrow(_Predictor(packed, name, kind, self._shape, self._dtype, self._answers), schema)
+
+    def _new_columns(self) -> list[StructField]:
+        prediction: DataType = ArrayType(DoubleType()) if self._answers == "numbers" else DoubleType()
+        columns = [StructField(self.getPredictionCol(), prediction)]
+        if self._answers not in ("number", "numbers") and self.getProbabilityCol():
+            columns.append(StructField(self.getProbabilityCol(), VectorUDT()))
+        return columns if self.getPredictionCol() else columns[1:]
+
+
+class _Predictor:
+    """What runs in the executors: batches of rows in, the same with predictions out."""
+
+    def __init__(
+        self, packed: Broadcast[bytes], name: str, kind: Kind, shape: tuple[int, ...], dtype: str, answers: Answers
+    ) -> None:
+        self._packed, self._name, self._kind = packed, name, kind
+        self._shape, self._dtype, self._answers = shape, dtype, answers
+
+    def __call__(self, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        import torch
+
+        torch.set_num_threads(1)  # the other cores have tasks of their own
+        module = _unpack(self._packed.value)
+        for batch in batches:
+            features = read_features(self._name, batch.column(self._name), self._kind, self._dtype)
+            if len(features) and int(np.prod(features.shape[1:])) != int(np.prod(self._shape)):
+                raise DataError(
+                    f"The model was trained on features of shape {self._shape}, and the column {self._name!r} has "
+                    f"rows of shape {features.shape[1:]}."
+                )
+            columns = self._answer(module, features)
+            yield pa.RecordBatch.from_arrays(
+                [*batch.columns, *columns], names=[*batch.schema.names, *map(str, range(len(columns)))]
+            )
+
+    def _answer(self, module: torch.nn.Module, features: np.ndarray) -> list[pa.Array]:
+        import torch
+
+        outputs = []
+        with torch.inference_mode():
+            for start in range(0, len(features), _ROWS_AT_ONCE):
+                part = torch.tensor(features[start : start + _ROWS_AT_ONCE]).reshape(-1, *self._shape)
+                outputs.append(module(part.float().div_(255.0) if part.dtype == torch.uint8 else part).double())
+        out = torch.cat(outputs) if outputs else torch.zeros(0, 1, dtype=torch.float64)
+        if self._answers == "number":
+            return [pa.array(out.reshape(-1).numpy())]
+        if self._answers == "numbers":
+            return [pa.array(list(out.reshape(len(out), -1).numpy()), pa.list_(pa.float64()))]
+        if self._answers == "classes":
+            probability = out.softmax(1)
+        else:
+            yes = out.reshape(-1).sigmoid() if self._answers == "yes-or-no logits" else out.reshape(-1)
+            probability = torch.stack([1 - yes, yes], 1)
+        return [pa.array(probability.argmax(1).double().numpy()), as_vectors(probability.numpy())]
+
+
+@functools.lru_cache(maxsize=2)
+def _unpack(packed: bytes) -> torch.nn.Module:
+    """The model, once for all partitions that this process sees."""
+    module: torch.nn.Module = cloudpickle.loads(packed)
+    return module.eval()

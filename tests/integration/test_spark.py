@@ -1,0 +1,349 @@
+"""The same run in the executors of a real Spark cluster, whoever of them is killed; and the Estimator on DataFrames."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import torch
+from pyspark.ml import Pipeline
+from pyspark.ml.evaluation import MulticlassClassificationEvaluator
+from pyspark.ml.feature import StringIndexer, VectorAssembler
+from pyspark.ml.tuning import CrossValidator, ParamGridBuilder
+from pyspark.sql import DataFrame, SparkSession, functions
+from real_runs import Slow, environment, final_state, relative_difference, samples, small_net
+from real_runs import syncline as command
+from spark_cluster import ENVIRONMENT, SETTINGS, Cluster, cluster, wait_until
+
+import syncline
+import syncline.spark
+from syncline.data.audit import audit_file
+from syncline.engines.spark import SparkEngine
+from syncline.telemetry.events import Event, WentOn, WorkerLost
+from syncline.telemetry.run_dir import RunDir
+
+pytestmark = [
+    pytest.mark.timeout(300),
+    pytest.mark.skipif(shutil.which("java") is None, reason="Spark needs Java"),
+]
+
+
+@pytest.fixture(scope="module")
+def spark_cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
+    with pytest.MonkeyPatch.context() as patch, cluster(tmp_path_factory.mktemp("spark")) as made:
+        for name, value in ENVIRONMENT.items():
+            patch.setenv(name, value)
+        yield made
+
+
+@pytest.fixture(scope="module")
+def session(spark_cluster: Cluster) -> Iterator[SparkSession]:
+    """One for all tests of this file, since starting one takes longer than most of them."""
+    builder = SparkSession.builder.master(spark_cluster.url)
+    for name, value in {**SETTINGS, "spark.local.dir": str(spark_cluster.folder / "driver")}.items():
+        builder = builder.config(name, value)
+    made = builder.getOrCreate()
+    made.sparkContext.parallelize(range(2), 2).map(lambda x: x).collect()  # the executors are there
+    # PySpark's answer to Ctrl-C is not the one of other tests in this process.
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield made
+    gateway = made.sparkContext._gateway
+    made.stop()
+    _end_java(gateway)
+
+
+def _end_java(gateway: object) -> None:
+    """PySpark keeps its Java process for the next session of this process; here, no more will come."""
+    from pyspark import SparkContext
+
+    gateway.shutdown()  # type: ignore[attr-defined]
+    java = gateway.proc  # type: ignore[attr-defined]
+    java.stdin.close()
+    java.wait(20)
+    SparkContext._gateway = SparkContext._jvm = None
+
+
+@pytest.fixture(autouse=True)
+def _leaves_nothing_in_the_cluster(spark_cluster: Cluster) -> Iterator[None]:
+    yield
+    wait_until(lambda: not spark_cluster.left(), "the end of all processes of the run", 10)
+
+
+def train(tmp_path: Path, **changes: object) -> syncline.Result:
+    settings: dict[str, object] = {
+        "model": small_net(), "data": samples(), "test": samples(57, seed=2), "loss": "cross_entropy",
+        "optimizer": syncline.sgd(lr=0.05, momentum=0.9), "batch": 10, "epochs": 3, "workers": 2, "engine": "spark",
+        "out": str(tmp_path / "runs"), "quiet": True,
+    }  # fmt: skip
+    return syncline.train(**{**settings, **changes})  # type: ignore[arg-type]
+
+
+def events(run_dir: Path, kind: type[Event]) -> list[Event]:
+    return [e for e in RunDir(run_dir).read_events() if isinstance(e, kind)]
+
+
+def steps(run_dir: Path) -> int:
+    if not (run_dir / "events.jsonl").exists():
+        return 0
+    return max((e.step for e in RunDir(run_dir).read_events() if hasattr(e, "step")), default=0)
+
+
+class InTheBackground:
+    """A run whose steps take their time until it may finish."""
+
+    def __init__(self, tmp_path: Path, **changes: object) -> None:
+        self._enough, self._done = tmp_path / "enough", list[syncline.Result]()
+        self.run_dir = tmp_path / "runs" / "slow"
+        model = Slow(small_net(), 0.02, until=self._enough)
+        self._thread = threading.Thread(
+            target=lambda: self._done.append(train(tmp_path, model=model, name="slow", epochs=60, **changes))
+        )
+        self._thread.start()
+
+    def result(self) -> syncline.Result:
+        """Let it go on at full speed, and wait for its end."""
+        self._enough.touch()
+        self._thread.join(120)
+        (result,) = self._done
+        return result
+
+
+# These come before there is a session here, which has all slots of the cluster as long as it runs.
+
+
+def test_a_cluster_is_chosen_by_its_address(tmp_path, spark_cluster):
+    ran = command(
+        "train", "linear", "--data", "digits", "--engine", spark_cluster.url, "--workers", "2", "--max-steps", "5",
+        "--json", cwd=tmp_path, env={"SPARK_CONF_DIR": str(settings_folder(tmp_path))},
+    )  # fmt: skip
+    assert ran.code == 0, ran.err
+    assert ran.events[-1]["steps"] == 5
+    assert any("free task slots" in e.get("message", "") for e in ran.events)
+
+
+def test_when_the_driver_is_killed_nothing_is_left_in_the_cluster(tmp_path, spark_cluster):
+    arguments = ["train", "linear", "--data", "digits", "--engine", spark_cluster.url, "--epochs", "100000"]
+    driver = subprocess.Popen(
+        [sys.executable, "-m", "syncline.cli.main", *arguments, "--name", "endless", "--quiet"],
+        cwd=tmp_path, env=environment({"SPARK_CONF_DIR": str(settings_folder(tmp_path))}),
+    )  # fmt: skip
+    with driver:
+        wait_until(lambda: steps(tmp_path / "runs" / "endless") > 0, "the first step")
+        assert len(spark_cluster.zygotes()) == 2
+        driver.kill()
+    wait_until(lambda: not spark_cluster.left(), "the end of the workers")
+    wait_until(lambda: not spark_cluster.executors(), "the end of the application")
+
+
+LOCAL = """
+import sys
+from pathlib import Path
+from pyspark.sql import SparkSession
+from real_runs import Slow, samples, small_net
+import syncline
+SparkSession.builder.master("local[2]").getOrCreate()
+folder = Path(sys.argv[1])
+model = Slow(small_net(), 0.02, until=folder / "enough")
+syncline.train(model=model, data=samples(), batch=10, epochs=60, workers=2, engine="spark", checkpoint_every_steps=5,
+               out=str(folder / "runs"), name="slow", quiet=True)
+"""
+
+
+def test_where_spark_gives_up_a_job_the_run_goes_on_in_another(tmp_path):
+    # Spark ends a job of local[2] with the first task that dies, and all other tasks with it.
+    path = os.pathsep.join([str(Path(__file__).parent), environment()["PYTHONPATH"]])
+    extra = {"SPARK_CONF_DIR": str(settings_folder(tmp_path)), "PYTHONPATH": path}
+    run_dir = tmp_path / "runs" / "slow"
+    with subprocess.Popen([sys.executable, "-c", LOCAL, str(tmp_path)], env=environment() | extra) as driver:
+        wait_until(lambda: steps(run_dir) > 20, "the 20th step")
+        os.kill(Cluster("", tmp_path, {driver.pid: -1}).outposts()[0], signal.SIGKILL)
+        wait_until(lambda: len(events(run_dir, WorkerLost)) >= 2, "the loss of both workers")
+        wait_until(lambda: bool(events(run_dir, WentOn)), "going on")
+        (tmp_path / "enough").touch()
+        assert driver.wait(90) == 0
+    account = audit_file(RunDir(run_dir).ledger)
+    assert account.is_clean
+    assert account.is_complete
+
+
+def test_a_run_on_spark_gives_the_parameters_of_the_same_run_here_and_leaves_the_session_running(tmp_path, session):
+    there, here = train(tmp_path / "there"), train(tmp_path / "here", engine="local")
+    assert there.steps == here.steps == 33
+    assert relative_difference(final_state(here.run_dir)["model"], final_state(there.run_dir)["model"]) < 1e-5
+    assert there.metrics["test/accuracy"] == here.metrics["test/accuracy"]
+    assert session.range(5).count() == 5
+
+
+@pytest.mark.usefixtures("session")
+@pytest.mark.parametrize("strategy", ["ssp", "sparknet(tau=5)", "gossip"])
+def test_strategies_of_every_kind_train_on_spark(tmp_path, strategy):
+    result = train(tmp_path, strategy=strategy)
+    assert audit_file(RunDir(result.run_dir).ledger).is_clean
+    assert result.metrics["test/accuracy"] > 0.6
+
+
+@pytest.mark.usefixtures("session")
+@pytest.mark.parametrize("whom", ["a python worker of Spark", "an executor"])
+def test_whoever_is_killed_in_the_middle_of_an_epoch_costs_no_sample(tmp_path, spark_cluster, whom, record_property):
+    run = InTheBackground(tmp_path)
+    wait_until(lambda: steps(run.run_dir) > 20, "the 20th step")
+    victim = spark_cluster.outposts()[0] if "python" in whom else spark_cluster.executors()[0]
+    os.kill(victim, signal.SIGKILL)
+    lost = wait_until(lambda: bool(events(run.run_dir, WorkerLost)), "noticing")
+
+    def is_back() -> bool:
+        return any(len(e.members) == 2 for e in events(run.run_dir, WentOn))  # type: ignore[attr-defined]
+
+    back = lost + wait_until(is_back, "the return")
+    record_property(f"{whom}: noticed and back after, in seconds", (round(lost, 2), round(back, 2)))
+    print(f"{whom}: noticed after {lost:.2f} s, two workers again after {back:.2f} s")
+    result = run.result()
+    account = audit_file(RunDir(result.run_dir).ledger)
+    assert account.is_clean, account
+    assert account.is_complete
+    assert "was lost with its place" in events(result.run_dir, WorkerLost)[0].cause  # type: ignore[attr-defined]
+
+
+def test_too_few_task_slots_are_told_with_their_number(session, tmp_path):
+    engine = SparkEngine(session=session, limit_s=4)
+    with contextlib.closing(engine), pytest.raises(syncline.SynclineError) as caught:
+        engine.gather(3, lambda _: None)
+    assert "Only 2 of 3 places for workers came within 4 s" in str(caught.value)
+    tracker = session.sparkContext.statusTracker()
+    wait_until(lambda: not tracker.getActiveJobsIds(), "the end of the engine's job")
+
+
+@pytest.mark.usefixtures("session")
+def test_another_master_than_that_of_the_session_is_refused():
+    with pytest.raises(syncline.ConfigError, match="has a Spark session already"):
+        SparkEngine("spark-local[2]")
+
+
+def settings_folder(folder: Path) -> Path:
+    """Spark's settings for a command that makes its own session."""
+    (folder / "conf").mkdir()
+    (folder / "conf" / "spark-defaults.conf").write_text("".join(f"{k} {v}\n" for k, v in SETTINGS.items()))
+    return folder / "conf"
+
+
+def test_without_pyspark_it_is_said_what_to_install(tmp_path):
+    code = "import sys; sys.modules['pyspark'] = None; import syncline.cli.main as m; m.main()"
+    done = subprocess.run(
+        [sys.executable, "-c", code, "train", "linear", "--data", "digits", "--engine", "spark"],
+        cwd=tmp_path, capture_output=True, text=True, timeout=60, env=environment(),
+    )  # fmt: skip
+    assert done.returncode != 0
+    assert "PySpark is not installed: pip install 'syncline[spark]'" in done.stderr
+
+
+# The Estimator
+
+
+def frame_of(session: SparkSession, count: int = 240) -> DataFrame:
+    """The small problem as a DataFrame, with what Pipelines usually begin with: columns of numbers and a text label."""
+    inputs, targets = samples(count)
+    rows = [(i, "abc"[t], *x) for i, (x, t) in enumerate(zip(inputs.tolist(), targets.tolist(), strict=True))]
+    return session.createDataFrame(rows, ["id", "kind", *(f"x{k}" for k in range(12))])
+
+
+def estimator(tmp_path: Path, **changes: object) -> syncline.spark.Estimator:
+    settings: dict[str, object] = {
+        "model": small_net(), "loss": "cross_entropy", "optimizer": syncline.sgd(lr=0.1, momentum=0.9), "epochs": 8,
+        "batch": 20, "workers": 2, "out": str(tmp_path / "runs"), "quiet": True, **changes,
+    }  # fmt: skip
+    return syncline.spark.Estimator(**settings)
+
+
+PREDICT = """
+import sys
+from pyspark.ml import PipelineModel
+from pyspark.ml.evaluation import MulticlassClassificationEvaluator
+from pyspark.sql import SparkSession
+session = SparkSession.builder.master("local[1]").getOrCreate()
+predicted = PipelineModel.load(sys.argv[1]).transform(session.read.parquet(sys.argv[2]))
+print(predicted.columns)
+print("accuracy", MulticlassClassificationEvaluator(metricName="accuracy").evaluate(predicted))
+"""
+
+
+def test_an_estimator_works_in_a_pipeline_and_a_cross_validator_and_predicts_in_a_new_process(session, tmp_path):
+    frame = frame_of(session)
+    assemble = VectorAssembler(inputCols=[f"x{k}" for k in range(12)], outputCol="features")
+    learn = estimator(tmp_path)
+    pipeline = Pipeline(stages=[StringIndexer(inputCol="kind", outputCol="label"), assemble, learn])
+    grid = ParamGridBuilder().addGrid(learn.lr, [0.0001, 0.1]).build()
+    judge = MulticlassClassificationEvaluator(metricName="accuracy")
+    chosen = CrossValidator(
+        estimator=pipeline, estimatorParamMaps=grid, evaluator=judge, numFolds=2, seed=1, parallelism=2
+    ).fit(frame)
+    assert chosen.avgMetrics[1] > 0.8 > chosen.avgMetrics[0]
+    best = chosen.bestModel
+    assert best.stages[-1].metrics["train/loss"] < 0.3
+    assert list((tmp_path / "runs").glob("spilled-*")) == [], "the rows are gone"
+
+    saved, rows = str(tmp_path / "saved"), str(tmp_path / "rows.parquet")
+    best.write().save(saved)
+    frame.write.parquet(rows)
+    here = judge.evaluate(best.transform(frame))
+    done = subprocess.run(
+        [sys.executable, "-c", PREDICT, saved, rows],
+        capture_output=True, text=True, timeout=120,
+        env=environment({"SPARK_CONF_DIR": str(settings_folder(tmp_path))}),
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.splitlines() == [
+        str([*frame.columns, "label", "features", "prediction", "probability"]), f"accuracy {here}",
+    ]  # fmt: skip
+
+
+def test_a_fitted_model_is_that_of_the_same_run_on_arrays_and_the_same_each_time(session, tmp_path):
+    inputs, targets = samples(60)
+    rows = list(zip(inputs.tolist(), targets.tolist(), strict=True))
+    frame = session.createDataFrame(rows, "features array<float>, label long")
+    first, second = (estimator(tmp_path, epochs=2).fit(frame).module.state_dict() for _ in range(2))
+    assert relative_difference(first, second) < 1e-6, "whatever the order in which Spark delivers rows"
+    fitted = estimator(tmp_path, epochs=1, batch=60, workers=1).fit(frame)
+    there = train(
+        tmp_path, engine="local", workers=1, data=(inputs, targets), test=None, epochs=1, batch=60,
+        optimizer=syncline.sgd(lr=0.1, momentum=0.9),
+    )  # fmt: skip
+    assert relative_difference(there.model.state_dict(), fitted.module.state_dict()) < 1e-5
+    out = fitted.transform(frame.withColumn("name", functions.lit("n")))
+    assert out.columns == ["features", "label", "name", "prediction", "probability"]
+    row = out.first()
+    expected = fitted.module(torch.tensor([row["features"]])).softmax(1)[0]
+    assert row["probability"].toArray() == pytest.approx(expected.tolist(), abs=1e-6)
+    assert row["prediction"] == float(expected.argmax())
+
+
+def test_an_estimator_is_saved_with_its_params_and_copied_with_others(tmp_path, session):
+    made = estimator(tmp_path, strategy="sparknet(tau=5)", lr=0.2)
+    made.write().overwrite().save(str(tmp_path / "estimator"))
+    loaded = syncline.spark.Estimator.load(str(tmp_path / "estimator"))
+    assert loaded.uid == made.uid
+    assert {p.name: v for p, v in loaded.extractParamMap().items()} == {
+        p.name: v for p, v in made.extractParamMap().items()
+    }
+    changed = loaded.copy({loaded.lr: 0.5})
+    assert (changed.getOrDefault("lr"), loaded.getOrDefault("lr")) == (0.5, 0.2)
+
+
+def test_mistakes_of_the_user_are_answered_in_a_sentence(tmp_path, session):
+    frame = frame_of(session, 12)
+    with pytest.raises(syncline.DataError, match=r"no column 'features'.*It has: id, kind, x0"):
+        estimator(tmp_path).fit(frame)
+    with pytest.raises(syncline.ConfigError, match="StringIndexer"):
+        estimator(tmp_path, features="x0", label="kind").fit(frame)
+    with pytest.raises(syncline.ConfigError, match=r"no setting 'worker'. Did you mean 'workers'\?"):
+        estimator(tmp_path, worker=3)
+    with pytest.raises(syncline.DataError, match=r"'x0' holds .* the loss needs the numbers of classes"):
+        estimator(tmp_path, features="x1", label="x0").fit(frame)
+    assert list((tmp_path / "runs").glob("spilled-*")) == []
