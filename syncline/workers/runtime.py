@@ -39,6 +39,7 @@ from syncline.telemetry.recorder import Recorder
 from syncline.telemetry.run_dir import RunDir
 from syncline.telemetry.strategy_log import StrategyRecorder
 from syncline.workers.batch_norm import synchronise_batch_norm
+from syncline.workers.device import device_here
 from syncline.workers.link import Link
 from syncline.workers.memory import Peak, optimizer_slots
 from syncline.workers.step import RIDERS
@@ -62,7 +63,7 @@ class Runtime:
         self._plan_at_start = plan
         self.view = 0
         """The number of the View in which this worker takes part."""
-        self.device = torch.device(plan.workers[number % plan.size].device)
+        self.device = device_here(plan.workers[number % plan.size].device)
         self.collective: Collective = Solo()
         self.recorder = recorder
         self._memory = Peak(self.device)
@@ -465,7 +466,7 @@ def _process_group(plan: Plan, link: Link, view: int, rank: int) -> Collective:
     from syncline.comms.store import connect_store
 
     address = link.request_store()
-    device = torch.device(plan.workers[rank].device)
+    device = device_here(plan.workers[rank].device)
     store_ = connect_store(
         address.host,
         address.port,

@@ -115,3 +115,11 @@ def test_the_python_of_the_readme_is_python_that_runs(tmp_path):
         script = tmp_path / f"block{number}.py"
         script.write_text(block)
         run([sys.executable, str(script)], tmp_path)
+
+
+def test_the_spark_example_predicts_in_a_pipeline_what_it_has_saved(tmp_path):
+    pytest.importorskip("pyspark")
+    out = run([sys.executable, str(EXAMPLES / "spark_pipeline.py")], tmp_path)
+    found = re.search(r"accuracy on new digits: (0\.\d+)", out)
+    assert found is not None, out
+    assert float(found[1]) > 0.9
