@@ -33,7 +33,8 @@ def test_the_drivers_files_become_those_of_the_outpost(steps: list[tuple[str, in
         for each in (there, here):
             (each / "logs").mkdir(parents=True)
             (each / "checkpoints").mkdir()
-        copy, clock = Copy(there), 0
+        copy, clock = Copy(lambda: there), 0
+        assert copy.folder == there
 
         def tell() -> None:
             for news in copy.news():
@@ -70,7 +71,9 @@ def test_what_came_from_the_driver_is_not_sent_back(tmp_path):
     (tmp_path / "checkpoints").mkdir()
     source = tmp_path / "step-00000001.pt"
     source.write_bytes(b"state")
-    copy = Copy(tmp_path / "copy")
+    copy = Copy(lambda: tmp_path / "copy")
+    assert list(copy.news()) == []
+    assert not (tmp_path / "copy").exists(), "who sees the driver's files needs no folder"
     for name in ("checkpoints/step-00000001.pt", "checkpoints/step-00000001.json", files.TASK):
         for piece in pieces_of(source, name):
             copy.put(piece)

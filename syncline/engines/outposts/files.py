@@ -7,9 +7,10 @@ checkpoint; back come what workers print, as it grows, and their checkpoints, wh
 
 from __future__ import annotations
 
+import functools
 import os
 import re
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 from syncline.comms.control import RunFiles
@@ -74,11 +75,18 @@ def _path(folder: Path, name: str) -> Path:
 
 
 class Copy:
-    """A run's files at an outpost."""
+    """A run's files at an outpost, in a folder that is made when the first comes: most outposts see the driver's."""
 
-    def __init__(self, folder: Path) -> None:
-        self.folder = folder
+    def __init__(self, make_folder: Callable[[], Path]) -> None:
+        self._make_folder = make_folder
         self._told: dict[str, int] = {}  # of logs, how much; of checkpoints, which
+        self._is_made = False
+
+    @functools.cached_property
+    def folder(self) -> Path:
+        """Where the files are."""
+        self._is_made = True
+        return self._make_folder()
 
     def put(self, piece: Piece) -> None:
         """From the driver, who need not be told of it."""
@@ -88,6 +96,8 @@ class Copy:
 
     def news(self) -> Iterator[Piece | Removed]:
         """What workers have written and removed since the last time."""
+        if not self._is_made:
+            return
         for log in sorted((self.folder / "logs").glob("worker-*.log")):
             name, told = f"logs/{log.name}", self._told.get(f"logs/{log.name}", 0)
             with log.open("rb") as stream:

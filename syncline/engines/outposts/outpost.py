@@ -86,7 +86,7 @@ def keep_outpost(
         channel.send(encode(Enrol(PROTOCOL, name, place, seat)))
         accepted = _wait_for_answer(channel, invitation.address, patience_s, should_leave)
         with _lifeline(accepted) as lifeline:
-            return _Outpost(channel, lifeline, engine, Copy(engine.scratch())).keep(should_leave)
+            return _Outpost(channel, lifeline, engine, Copy(engine.scratch)).keep(should_leave)
 
 
 class _Outpost:
