@@ -23,6 +23,7 @@ from typing import Any
 
 from syncline.engines.network import Host, Network
 from syncline.errors import ConfigError, SynclineError
+from syncline.testing.faults import short_path
 from syncline.testing.namespaces import Namespaces
 
 __all__ = ["ClusterHost", "ask", "link_socket", "opened"]
@@ -45,7 +46,8 @@ class ClusterHost:
         self._path = self._folder / "socket"
         self._path.unlink(missing_ok=True)  # of one that was killed
         self._listener = socket.socket(socket.AF_UNIX)
-        self._listener.bind(str(self._path))
+        with short_path(self._path) as path:
+            self._listener.bind(path)
         self._listener.listen()
         self._listener.setblocking(False)
         hosts = namespaces.network.hosts
@@ -119,7 +121,8 @@ def ask(name: str, order: dict[str, Any]) -> str:
     try:
         with socket.socket(socket.AF_UNIX) as connection:
             connection.settimeout(_ANSWER_S)
-            connection.connect(str(link_socket(name)))
+            with short_path(link_socket(name)) as path:
+                connection.connect(path)
             connection.sendall(json.dumps(order).encode())
             answer = connection.recv(65536).decode()
     except OSError:

@@ -48,7 +48,7 @@ from syncline.errors import ConfigError, nearest
 
 __all__ = [
     "LINKS", "VARIABLE", "Fault", "Happened", "Injector", "Kind", "ScriptedFault", "as_script", "happened_in",
-    "read_fault", "read_script", "read_seconds", "scripted",
+    "read_fault", "read_script", "read_seconds", "scripted", "short_path",
 ]  # fmt: skip
 
 VARIABLE = "SYNCLINE_FAULTS"
@@ -374,11 +374,22 @@ def _have_link_cut(links: str, worker: int, for_s: float | None) -> None:
     """By somebody who outlives this process, so that the link is whole again after the time."""
     with socket.socket(socket.AF_UNIX) as connection:
         connection.settimeout(_LINK_S)
-        connection.connect(links)
+        with short_path(Path(links)) as path:
+            connection.connect(path)
         connection.sendall(json.dumps([worker, for_s]).encode())
         answer = connection.recv(4096).decode()
     if answer != "done":
         raise RuntimeError(f"The link of worker {worker} could not be cut: {answer or 'nobody answered'}")
+
+
+@contextlib.contextmanager
+def short_path(path: Path) -> Iterator[str]:
+    """Another name of the same file. The address of a socket has 107 bytes at most, and folders have long names."""
+    folder = os.open(path.parent, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        yield f"/proc/self/fd/{folder}/{path.name}"
+    finally:
+        os.close(folder)
 
 
 _Program = bytes

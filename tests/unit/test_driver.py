@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import errno
+from pathlib import Path
 
 from syncline.driver import _Emitter
 from syncline.telemetry.events import Event, Warned, WorkerOutput
@@ -24,7 +25,7 @@ class Seen:
 
 def test_events_that_cannot_be_written_are_still_shown_and_the_user_is_told_once():
     view = Seen()
-    emit = _Emitter(FullDisk(), view)  # type: ignore[arg-type]
+    emit = _Emitter(FullDisk(), view, Path("checkpoints"))  # type: ignore[arg-type]
     for number in range(3):
         emit(WorkerOutput(rank=0, text=str(number)))
     assert [e.text for e in view.events if isinstance(e, WorkerOutput)] == ["0", "1", "2"]

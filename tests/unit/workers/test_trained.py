@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import io
 
 import torch
 from torch import nn
@@ -117,3 +118,4 @@ def test_buffers_of_any_dtype_and_shape_are_kept_side_by_side() -> None:
     trained.forget_step()
     for name, buffer in model.named_buffers():
         assert torch.equal(buffer, odd[name]), f"{name} is as it was"
+    torch.save(trained.whole_state(), io.BytesIO())  # it can travel
