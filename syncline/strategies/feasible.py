@@ -101,8 +101,8 @@ def _check(strategy: Strategy, *, workers: int, hosts: int, shares_memory: bool)
     if isinstance(whom, Memory) and workers > 1:
         if hosts > 1:
             raise ConfigError(
-                f"These workers are on {hosts} hosts, and no memory is shared between hosts. Use --strategy server-async, "
-                "which does the same through a server."
+                f"These workers are on {hosts} hosts, and no memory is shared between hosts. Use --strategy "
+                "server-async, which does the same through a server."
             )
         if not shares_memory:
             raise ConfigError(f"{_NO_MEMORY} Use --strategy server-async, which does the same through a server.")
