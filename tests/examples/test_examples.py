@@ -125,6 +125,8 @@ def test_the_python_of_the_readme_is_python_that_runs(tmp_path):
 
 def test_the_spark_example_predicts_in_a_pipeline_what_it_has_saved(tmp_path):
     pytest.importorskip("pyspark")
+    if shutil.which("java") is None:
+        pytest.skip("Spark needs Java")
     out = run([sys.executable, str(EXAMPLES / "spark_pipeline.py")], tmp_path)
     found = re.search(r"accuracy on new digits: (0\.\d+)", out)
     assert found is not None, out
