@@ -4,6 +4,8 @@ python examples/spark_pipeline.py                                        (a Spar
 spark-submit --master spark://HOST:7077 examples/spark_pipeline.py       (a cluster; see docs/spark.md)
 """
 
+import os
+import sys
 import tempfile
 
 from pyspark.ml import Pipeline, PipelineModel
@@ -27,6 +29,8 @@ def make_parquet(session: SparkSession, path: str) -> None:
 
 
 def main() -> None:
+    # Otherwise Spark takes whichever python3 comes first on the PATH, and that one may have neither torch nor this.
+    os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
     session = SparkSession.builder.appName("digits").getOrCreate()
     with tempfile.TemporaryDirectory() as folder:
         make_parquet(session, f"{folder}/digits.parquet")

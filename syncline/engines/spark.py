@@ -260,4 +260,11 @@ def essence(error: Exception) -> str:
     errors = [line for line in lines if re.match(r"(\w+\.)*\w*(Error|Exception): ", line)]
     # Within a Python traceback the last line says it; what follows is Java's.
     chosen = next((line for line in errors if "org.apache.spark" not in line), None)
-    return (chosen or (errors or lines or [type(error).__name__])[-1])[:500].removeprefix("syncline.errors.DataError: ")
+    said = (chosen or (errors or lines or [type(error).__name__])[-1])[:500].removeprefix("syncline.errors.DataError: ")
+    if said.startswith("ModuleNotFoundError: "):
+        # The classic trap: without this variable Spark takes whichever python3 comes first on its PATH.
+        said += (
+            ". Spark's Python is not this program's: before the session is made, set PYSPARK_PYTHON to one that has "
+            f"the package, such as {sys.executable}"
+        )
+    return said

@@ -1,0 +1,21 @@
+"""What of Spark's many lines a user gets to read."""
+
+from __future__ import annotations
+
+import sys
+
+from syncline.engines.spark import essence
+
+
+def test_a_package_that_the_executors_lack_is_told_with_the_variable_to_set():
+    told = essence(
+        Exception("An exception was thrown\nTraceback:\n  File x\nModuleNotFoundError: No module named 'pyarrow'")
+    )
+    assert told.startswith("ModuleNotFoundError: No module named 'pyarrow'. ")
+    assert f"set PYSPARK_PYTHON to one that has the package, such as {sys.executable}" in told
+
+
+def test_the_last_line_of_pythons_traceback_is_chosen_before_javas():
+    assert (
+        essence(Exception("Job aborted.\nValueError: 3 is odd.\n at org.apache.spark.Java")) == "ValueError: 3 is odd."
+    )
