@@ -157,8 +157,8 @@ def abort(control: Segment, size: int) -> None:
 class GlooRanks:
     """A runner for torch.distributed: a new process group through a new store for each run."""
 
-    def __init__(self, processes: RankProcesses) -> None:
-        self.processes = processes
+    def __init__(self, processes: RankProcesses, *, memory_bytes: int = 0) -> None:
+        self.processes, self.memory_bytes = processes, memory_bytes
 
     @contextmanager
     def opener(self, size: int) -> Iterator[Callable[[int], Collective]]:
@@ -167,7 +167,7 @@ class GlooRanks:
         secret = secrets.token_bytes(32)
         store, port = host_store("127.0.0.1", secret)
         try:
-            yield partial(_open_process_group, port, secret, size)
+            yield partial(_open_process_group, port, secret, size, self.memory_bytes)
         finally:
             store.close()
 
@@ -176,13 +176,15 @@ class GlooRanks:
             return self.processes.run(opener, work)
 
 
-def _open_process_group(port: int, secret: bytes, size: int, rank: int) -> Collective:
+def _open_process_group(port: int, secret: bytes, size: int, memory_bytes: int, rank: int) -> Collective:
     from syncline.comms.process_group import ProcessGroup
     from syncline.comms.store import connect_store
 
     os.environ["GLOO_SOCKET_IFNAME"] = "lo"
     store = connect_store("127.0.0.1", port, "view-0", LIMIT_S, secret)
-    group = ProcessGroup(store, rank=rank, size=size, device=torch.device("cpu"), timeout_s=LIMIT_S)
+    group = ProcessGroup(
+        store, rank=rank, size=size, device=torch.device("cpu"), timeout_s=LIMIT_S, memory_bytes=memory_bytes
+    )
     group.barrier()  # a rank that leaves while another still connects makes gloo fail there
     return group
 

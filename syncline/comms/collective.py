@@ -71,6 +71,9 @@ class Collective(Protocol):
     def barrier(self) -> None:
         """Return when every rank has called it."""
 
+    def hosts(self) -> list[int]:
+        """On which host each rank is: the same number for the same host, counted from 0 in the order of the ranks."""
+
     def split(self, color: int) -> Collective:
         """A collective of those ranks that gave the same color, in the same order, which counts its bytes from 0.
 
@@ -130,6 +133,10 @@ class Solo:
     def barrier(self) -> None:
         """Nobody to wait for."""
         self._check()
+
+    def hosts(self) -> list[int]:
+        """This one."""
+        return [0]
 
     def split(self, color: int) -> Collective:
         """Alone again."""

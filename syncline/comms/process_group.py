@@ -1,7 +1,8 @@
 """Collectives through torch.distributed: gloo between CPUs, NCCL between GPUs, on one host or many.
 
-Here: `ProcessGroup`, a `Collective` on torch's own process groups. Not here: the store through which the ranks find
-each other, which lives with the coordinator (`store.py`), so that no worker's death takes it away.
+Here: `ProcessGroup`, a `Collective` on torch's own process groups. What is split from one is another; or, where all of
+its members are on one host, a collective through that host's memory (`shared_memory.py`). Not here: the store through
+which the ranks find each other, which lives with the coordinator (`store.py`), so that no worker's death takes it away.
 
 gloo cannot be told to give up a call: it waits for the other end of a connection, or until the time of the exchange is
 over, and a host that vanishes closes no connection. So each group knows which connections gloo has opened for it, and
@@ -30,6 +31,9 @@ import torch.distributed as dist
 from torch.distributed import PrefixStore, Store  # type: ignore[attr-defined]  # torch does not export them by name
 
 from syncline.comms.collective import Collective, Solo, check_mixing, mixed, takers
+from syncline.comms.layout import ControlLayout
+from syncline.comms.segment import Segment, machine_here
+from syncline.comms.shared_memory import SharedMemory
 from syncline.comms.sockets import connections, interface_of
 from syncline.errors import ConfigError, PeerLost
 
@@ -50,6 +54,7 @@ class ProcessGroup:
 
     `host` is the address at which the other ranks reach this one; without it, torch's own settings decide.
     `should_stop` says when there is nobody to wait for any more, also before anybody could call `abort`.
+    `memory_bytes` is how much memory ranks on one host may share in what is split from this; 0 if they may not.
     """
 
     def __init__(
@@ -62,9 +67,11 @@ class ProcessGroup:
         timeout_s: float = 300.0,
         host: str | None = None,
         should_stop: Callable[[], bool] = lambda: False,
+        memory_bytes: int = 0,
     ) -> None:
         self.rank, self.size = rank, size
         self.bytes_sent = 0
+        self._memory_bytes = memory_bytes if device.type == "cpu" else 0
         self._store, self._device, self._timeout_s = store, device, timeout_s
         self._group: Any = None
         self._opened: frozenset[int] = frozenset()  # connections, by their numbers in the kernel
@@ -151,20 +158,30 @@ class ProcessGroup:
         nothing = torch.zeros(1, device=self._device)
         self._do(lambda: dist.all_reduce(nothing, group=self._group, async_op=True))
 
+    def hosts(self) -> list[int]:
+        """By what each rank knows of the machine it is on."""
+        names = self._gather(machine_here().encode())
+        seen = list(dict.fromkeys(names))
+        return [seen.index(name) for name in names]
+
     def split(self, color: int) -> Collective:
-        """A process group of its own for each color, through the same store; none for a rank alone."""
+        """A process group of its own for each color, through the same store, or memory; none for a rank alone."""
         colors = [int(text) for text in self._gather(b"%d" % color)]
         members = [r for r, theirs in enumerate(colors) if theirs == color]
         self._splits += 1
-        child: Collective = Solo()
-        if len(members) > 1:
+        # All ranks take part in finding out who can share memory, those alone as well.
+        child: Collective | None = self._in_memory(members) if self._memory_bytes else None
+        if len(members) == 1:
+            child = Solo()
+        if child is None:
             child = ProcessGroup(
                 PrefixStore(f"split-{self._splits}-{color}", self._store),
                 rank=members.index(self.rank),
                 size=len(members),
                 device=self._device,
                 timeout_s=self._timeout_s,
-                should_stop=lambda: self._aborted or self._should_stop(),
+                should_stop=self._is_over,
+                memory_bytes=self._memory_bytes,
             )
         self._children.append(child)
         if self._aborted:  # perhaps just now, by a thread that did not find the child yet
@@ -192,6 +209,38 @@ class ProcessGroup:
             _left_behind.append((self._group, self._store))
         self._group = None  # frees the connections
         self._aborted = True
+
+    def _is_over(self) -> bool:
+        return self._aborted or self._should_stop()
+
+    def _in_memory(self, members: list[int]) -> SharedMemory | None:
+        """A collective of these ranks through the memory of their host; None if they have none in common."""
+        hosts = self.hosts()
+        is_one_host = len(members) > 1 and len({hosts[r] for r in members}) == 1
+        control: Segment | None = None
+        if is_one_host and self.rank == members[0]:
+            with contextlib.suppress(OSError):  # no memory left: they find no address, and do without
+                control = Segment.create(ControlLayout(len(members)).total_bytes, "syncline-host")
+        try:
+            addresses = self._gather(control.address.encode() if control else b"")
+            if is_one_host and control is None and (address := addresses[members[0]].decode()):
+                with contextlib.suppress(OSError):  # another user's process, perhaps
+                    control = Segment.attach(address)
+            attached = self._gather(b"yes" if control else b"")
+        finally:
+            if control is not None:
+                control.close_descriptor()
+        if control is None or not all(attached[r] for r in members):
+            return None
+        return SharedMemory(
+            control,
+            rank=members.index(self.rank),
+            size=len(members),
+            timeout_s=self._timeout_s,
+            limit_bytes=self._memory_bytes,
+            members=members,
+            is_over=self._is_over,
+        )
 
     def _connect(self, host: str | None) -> None:
         store, rank, size, timeout = self._store, self.rank, self.size, timedelta(seconds=self._timeout_s)
@@ -283,7 +332,7 @@ class ProcessGroup:
 
     def _leave_if_over(self) -> None:
         """A call goes on: end it if there is nobody to wait for any more, and leave it if it has not ended by then."""
-        if not self._aborted and not self._should_stop():
+        if not self._is_over():
             return
         now = time.monotonic()
         if self._leaves_at is None:

@@ -18,7 +18,7 @@ import secrets
 import sys
 from pathlib import Path
 
-__all__ = ["Segment", "memory_available", "why_not_supported"]
+__all__ = ["Segment", "machine_here", "memory_available", "why_not_supported"]
 
 
 class Segment:
@@ -62,6 +62,16 @@ class Segment:
         if self._descriptor is not None:
             os.close(self._descriptor)
             self._descriptor = None
+
+
+def machine_here() -> str:
+    """A name that two processes have in common if and only if they share kernel, processes and network.
+
+    Then one can attach to a segment of the other's. That the network must be the same, too, makes a host of each
+    network namespace.
+    """
+    boot = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
+    return ":".join([boot, os.readlink("/proc/self/ns/pid"), os.readlink("/proc/self/ns/net")])
 
 
 def why_not_supported() -> str | None:

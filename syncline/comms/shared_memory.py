@@ -13,7 +13,8 @@ Tensors from elsewhere pass through a small staging area; there, two halves used
 rank can only write a half again after everybody has arrived at the call in between, and so has finished reading it.
 
 A collective that was split from another has a control segment of its own, made by its first rank. Its tensors may come
-from the one above: they lie in shared memory all the same.
+from the one above: they lie in shared memory all the same. Those on one of several hosts, too, can have one of these,
+split from what all hosts have in common (`process_group.py`).
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ import mmap
 import os
 import struct
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 import torch
 
@@ -52,7 +53,8 @@ class SharedMemoryFull(SynclineError):
 class SharedMemory:
     """A `Collective` over a zeroed control segment of `ControlLayout(size).total_bytes`, made by the coordinator.
 
-    `split` also says what the new one is split from (`parent`) and which ranks of it are members.
+    `split` also says what the new one is split from (`parent`) and which ranks of it are members. Who splits one from a
+    collective of another kind says instead when that is over (`is_over`).
     """
 
     def __init__(
@@ -65,6 +67,7 @@ class SharedMemory:
         limit_bytes: int | None = None,
         parent: SharedMemory | None = None,
         members: Sequence[int] = (),
+        is_over: Callable[[], bool] | None = None,
     ) -> None:
         self.rank, self.size = rank, size
         self.bytes_sent = 0
@@ -72,18 +75,18 @@ class SharedMemory:
         self._timeout_s, self._limit_bytes = timeout_s, limit_bytes
         self._parent, self._members = parent, members
         self._barrier: SharedBarrier
-        if parent is None:
-            # Spinning pays only while every rank has a core to itself.
-            self._spin_s = _SPIN_S if size <= len(os.sched_getaffinity(0)) else 0.0
-            self._workers = list(range(size))  # by which messages name the ranks
+        # Spinning pays only while every rank has a core to itself.
+        self._spin_s: float = parent._spin_s if parent else _SPIN_S if size <= len(os.sched_getaffinity(0)) else 0.0
+        # By which messages name the ranks.
+        self._workers: list[int] = [parent._workers[r] for r in members] if parent else list(members or range(size))
+        is_over = parent._is_over if parent else is_over
+        if is_over is None:
             self._barrier = SharedBarrier(
                 control.memory, 0, rank=rank, size=size, spin_s=self._spin_s, timeout_s=timeout_s
             )
         else:
-            self._spin_s = parent._spin_s
-            self._workers = [parent._workers[r] for r in members]
             self._barrier = _ChildBarrier(
-                control.memory, parent._barrier, self._workers, rank, spin_s=self._spin_s, timeout_s=timeout_s
+                control.memory, is_over, self._workers, rank, spin_s=self._spin_s, timeout_s=timeout_s
             )
         self._layout = ControlLayout(size)
         self._half = 0
@@ -168,6 +171,10 @@ class SharedMemory:
         """Wait for every rank."""
         self._barrier.wait()
 
+    def hosts(self) -> list[int]:
+        """One: there is no memory in common but on one host."""
+        return [0] * self.size
+
     def split(self, color: int) -> Collective:
         """A control segment of its own for each color, made by its first rank; none for a rank alone."""
         colors = [int(text) for text in self._gather(b"%d" % color)]
@@ -194,6 +201,11 @@ class SharedMemory:
         self._results.clear()
         self._pieces.clear()
         self._parent = None
+
+    def _is_over(self) -> bool:
+        if isinstance(self._barrier, _ChildBarrier):
+            self._barrier.look_up()
+        return _is_aborted(self._barrier)
 
     def _gather(self, payload: bytes) -> list[bytes]:
         self._write_slot(0.0, len(payload))
@@ -379,7 +391,7 @@ class SharedMemory:
 
 
 class _ChildBarrier(SharedBarrier):
-    """A barrier of some of the ranks, at which waits also end when one above it is aborted, by whomever.
+    """A barrier of some of the ranks, at which waits also end when what is above it is aborted, by whomever.
 
     Whoever aborts above need not know this one, so those who wait here look up from time to time.
     """
@@ -387,7 +399,7 @@ class _ChildBarrier(SharedBarrier):
     def __init__(
         self,
         memory: mmap.mmap,
-        above: SharedBarrier,
+        is_over: Callable[[], bool],
         workers: Sequence[int],
         rank: int,
         *,
@@ -395,11 +407,11 @@ class _ChildBarrier(SharedBarrier):
         timeout_s: float,
     ) -> None:
         super().__init__(memory, 0, rank=rank, size=len(workers), spin_s=spin_s, timeout_s=_LOOK_UP_S)
-        self._above, self._workers, self._limit_s = above, workers, timeout_s
+        self._is_over, self._workers, self._limit_s = is_over, workers, timeout_s
 
     def wait(self) -> None:
-        """As ever, unless one above is aborted."""
-        self._look_up()
+        """As ever, unless what is above is aborted."""
+        self.look_up()
         super().wait()
 
     def _wait_for(self, other: int, index: int, count: int) -> None:
@@ -412,16 +424,15 @@ class _ChildBarrier(SharedBarrier):
             except PeerLost:
                 if was_aborted:
                     raise
-            self._look_up()
+            self.look_up()
             if time.monotonic() > until and not _is_aborted(self):
                 raise PeerLost(
                     f"Worker {self._workers[other]} did not come to the exchange within {self._limit_s:g} s."
                 )
 
-    def _look_up(self) -> None:
-        if isinstance(self._above, _ChildBarrier):
-            self._above._look_up()
-        if _is_aborted(self._above):
+    def look_up(self) -> None:
+        """Abort if what is above is."""
+        if self._is_over():
             self.abort()
 
 

@@ -71,6 +71,8 @@ class Plan:
     """Whether parts of the forward pass are computed twice, to save memory."""
     memory_limit_bytes: int | None = None
     """The most memory a worker may use; how many pieces that takes, the workers find out by measuring."""
+    shares_memory_on_hosts: bool = False
+    """Whether, of workers on several hosts, those on one may exchange through its memory among themselves."""
     notes: tuple[str, ...] = field(default=())
 
     @property

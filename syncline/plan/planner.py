@@ -76,11 +76,12 @@ def make_plan(facts: TaskFacts, config: RunConfig, machine: Machine, device: str
     if config.max_steps is not None:
         total_steps = min(total_steps, config.max_steps) if facts.kind == "train" else config.max_steps
     collective = _collective(config, machine, device, len(set(places)), notes)
+    shares_memory_on_hosts = len(set(places)) > 1 and _can_share_memory(config, machine, device)
     check_feasible(
         strategy,
         workers=config.workers,
         hosts=len(set(places)),
-        shares_memory=collective != "process-group",
+        shares_memory=collective != "process-group" or shares_memory_on_hosts,
         is_own_loop=facts.kind == "own-loop",
         clip_norm=facts.clip_norm,
     )
@@ -111,6 +112,7 @@ def make_plan(facts: TaskFacts, config: RunConfig, machine: Machine, device: str
         on_nan=config.on_nan,
         batch_norm=config.batch_norm,
         shared_memory_bytes=_shared_memory_bytes(config, machine),
+        shares_memory_on_hosts=shares_memory_on_hosts,
         exchange_timeout_s=config.exchange_timeout_s,
         fingerprint=facts.fingerprint,
         servers=servers_needed(strategy),
@@ -149,6 +151,10 @@ def _collective(
         raise ConfigError(f"--collective shared-memory is not possible: {reason}. Use --collective process-group.")
     notes.append(f"The workers exchange through torch.distributed, because {reason}.")
     return "process-group"
+
+
+def _can_share_memory(config: RunConfig, machine: Machine, device: str) -> bool:
+    return config.collective == "auto" and device == "cpu" and machine.no_shared_memory_because is None
 
 
 def _measured(config: RunConfig, steps: int) -> tuple[Choice, ...]:

@@ -100,8 +100,13 @@ def _check(strategy: Strategy, *, workers: int, hosts: int, shares_memory: bool)
         )
     if isinstance(whom, Memory) and workers > 1:
         if hosts > 1:
+            h2o = (
+                "h2o, which shares memory inside each host and combines updates between them, or "
+                if shares_memory
+                else ""
+            )
             raise ConfigError(
-                f"These workers are on {hosts} hosts, and no memory is shared between hosts. Use --strategy "
+                f"These workers are on {hosts} hosts, and no memory is shared between hosts. Use --strategy {h2o}"
                 "server-async, which does the same through a server."
             )
         if not shares_memory:

@@ -1,9 +1,9 @@
 """Two levels: one strategy inside a group of workers, another between the groups, each of which acts as one worker.
 
-A group is a host, or some workers of one host. Its first worker, the leader, speaks for it; what the leaders agree on,
-each passes on inside its group. With W_g the group's part of the samples, worker k's weight inside is n_k / N / W_g,
-and the group's weight across is W_g, so that every sample counts the same whatever the groups are: a hierarchy of
-equals is the flat strategy.
+A group is a host, or, where there is only one host, some of its workers. Its first worker, the leader, speaks for it;
+what the leaders agree on, each passes on inside its group. With W_g the group's part of the samples, worker k's weight
+inside is n_k / N / W_g, and the group's weight across is W_g, so that every sample counts the same whatever the groups
+are: a hierarchy of equals is the flat strategy.
 
 Here: `SumInLevels` (gradients summed inside, then across: a hierarchical all-reduce, which may encode only what crosses
 hosts) and `UpdatesAcross` (a group trains together, and groups combine what they have changed; with Hogwild inside this
@@ -33,7 +33,7 @@ __all__ = ["SumInLevels", "UpdatesAcross", "in_levels"]
 
 
 def in_levels(replica: Replica, inside: Strategy, across: Strategy, group: int) -> Exchange:
-    """The exchange for a hierarchy whose groups have `group` workers each."""
+    """The exchange for a hierarchy whose groups are the hosts or, on one host, have `group` workers each."""
     groups = _Groups(replica, group)
     if isinstance(across.what, Gradients):
         return SumInLevels(replica, groups, inside, across)
@@ -45,7 +45,8 @@ class _Groups:
 
     def __init__(self, replica: Replica, group: int) -> None:
         collective = replica.collective
-        self.inside = collective.split(collective.rank // group)
+        hosts = collective.hosts()
+        self.inside = collective.split(hosts[collective.rank] if any(hosts) else collective.rank // group)
         self.is_leader = self.inside.rank == 0
         leaders = collective.split(0 if self.is_leader else 1)
         self.across = leaders if self.is_leader else None

@@ -150,6 +150,10 @@ class ThreadCollective:
         """Wait for all the threads."""
         self._exchange("barrier", None)
 
+    def hosts(self) -> list[int]:
+        """One: threads share their process."""
+        return [0] * self.size
+
     def split(self, color: int) -> Collective:
         """A table of its own for each color, made by the first rank of it."""
         colors = self._exchange("split", color)

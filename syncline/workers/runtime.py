@@ -483,6 +483,7 @@ def _process_group(plan: Plan, link: Link, view: int, rank: int) -> Collective:
         timeout_s=plan.exchange_timeout_s,
         host=link.host,
         should_stop=lambda: link.is_outdated(view),
+        memory_bytes=plan.shared_memory_bytes if plan.shares_memory_on_hosts else 0,
     )
 
 

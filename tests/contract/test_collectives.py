@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 import os
 import signal
+import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -30,6 +31,7 @@ from rank_processes import (
 
 from syncline.comms.collective import Collective, Solo
 from syncline.comms.lock import LOCK_BYTES, SharedLock
+from syncline.comms.segment import Segment
 from syncline.comms.shared_memory import SharedMemory, SharedMemoryFull
 from syncline.errors import ConfigError, PeerLost
 from syncline.testing import collective_contract as contract
@@ -85,6 +87,8 @@ def runner_of(_nothing_is_left_behind: None) -> Iterator[Callable[[str, int], co
                 return run_on_threads
             case "shared memory":
                 return SharedMemoryRanks(processes(size))
+            case "gloo with memory":
+                return GlooRanks(processes(size), memory_bytes=10_000_000)
             case _:
                 return GlooRanks(processes(size))
 
@@ -132,6 +136,75 @@ def test_sharing(runner_of, check, transport, size):
 )
 def test_what_depends_on_who_talks_to_whom_holds_for_four_ranks_of_gloo(runner_of, check):
     check(runner_of("gloo", 4), 4)
+
+
+@pytest.mark.parametrize("size", [3, 4])
+@pytest.mark.parametrize(
+    "check",
+    [
+        contract.a_split_gives_collectives_of_those_with_the_same_color,
+        contract.a_split_can_be_split_again,
+        contract.an_abort_of_a_split_is_only_its_own,
+        contract.an_abort_reaches_what_was_split,
+    ],
+    ids=lambda check: check.__name__,
+)
+def test_what_is_split_from_gloo_may_use_the_memory_of_a_host(runner_of, check, size):
+    check(runner_of("gloo with memory", size), size)
+
+
+def test_on_one_host_the_parts_of_gloo_share_memory_and_names_are_those_of_the_whole(runner_of):
+    def work(collective: Collective) -> tuple[str, float, list[int]]:
+        collective._timeout_s = 0.5  # type: ignore[attr-defined]  # for what is split from now on
+        part = collective.split(int(collective.rank > 0))
+        shared = part.share(3, torch.float32)
+        shared[part.rank] = 1.0
+        part.barrier()
+        seen = float(shared.sum())
+        told = ""
+        if collective.rank == 1:
+            with pytest.raises(PeerLost) as caught:
+                part.barrier()
+            told = str(caught.value)
+        collective.barrier()
+        return told, seen, collective.hosts()
+
+    answers = runner_of("gloo with memory", 3)(3, work)
+    assert [seen for _, seen, _ in answers] == [1.0, 2.0, 2.0]
+    assert answers[1][0] == "Worker 2 did not come to the exchange within 0.5 s."
+    assert all(hosts == [0, 0, 0] for _, _, hosts in answers)
+
+
+@pytest.mark.parametrize("who", [1, 2])
+def test_an_abort_of_gloo_by_any_member_ends_a_call_that_waits_in_the_memory_of_a_host(runner_of, who):
+    def work(collective: Collective) -> None:
+        part = collective.split(int(collective.rank > 0))
+        collective.barrier()
+        if collective.rank == who:
+            threading.Thread(target=collective.abort).start()  # as a worker's link does
+        if collective.rank == 1:
+            with pytest.raises(PeerLost):
+                part.barrier()
+
+    runner_of("gloo with memory", 3)(3, work)
+
+
+def test_without_memory_the_parts_of_gloo_talk_all_the_same(runner_of, monkeypatch):
+    def work(collective: Collective) -> float:
+        def refuse(*_: object) -> Segment:
+            raise OSError("no memory left")
+
+        with monkeypatch.context() as patch:
+            if collective.rank == 0:
+                patch.setattr(Segment, "create", refuse)
+            part = collective.split(0)
+        value = torch.ones(2)
+        part.sum_(value)
+        with pytest.raises(ConfigError, match="no memory in common"):
+            part.share(1, torch.float32)
+        return float(value[0])
+
+    assert runner_of("gloo with memory", 2)(2, work) == [2.0, 2.0]
 
 
 def test_gloo_says_why_it_has_no_memory_to_share(runner_of):

@@ -242,7 +242,7 @@ def test_on_two_hosts_that_share_no_memory_it_runs_through_the_network_or_is_ref
         said = driver.communicate(timeout=LIMIT_S)[0]
     assert driver.returncode == code, said
     if code:
-        assert "no memory is shared between hosts. Use --strategy server-async" in said
+        assert "no memory is shared between hosts. Use --strategy h2o" in said
     else:
         plan = RunDir(tmp_path / "runs" / "run").read_plan()
         assert plan["collective"] == "process-group"

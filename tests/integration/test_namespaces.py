@@ -25,7 +25,7 @@ from syncline.driver import run_task
 from syncline.engines.network import Network
 from syncline.errors import ConfigError, SynclineError
 from syncline.task import Task
-from syncline.telemetry.events import Event, RunStarted, WentOn, WorkerLost
+from syncline.telemetry.events import Event, Exchanged, RunStarted, WentOn, WorkerLost
 from syncline.telemetry.run_dir import RunDir
 from syncline.testing.namespaces import Namespaces, why_not_possible
 
@@ -183,14 +183,16 @@ class Told:
         pass
 
 
-def train(folder: Path, network: Network | None, **settings: Any) -> tuple[syncline.Result, dict[str, Any]]:
+def train(
+    folder: Path, network: Network | None, told: Told | None = None, **settings: Any
+) -> tuple[syncline.Result, dict[str, Any]]:
     """A short run, and its plan."""
     task = Task(
         model=small_net(), data=samples(), test=samples(57, seed=2), loss="cross_entropy",
         optimizer=syncline.sgd(lr=0.05, momentum=0.9),
     )  # fmt: skip
     config = RunConfig(**{"workers": 3, "batch": 10, "epochs": 5, "max_steps": 50, "out": str(folder), **settings})
-    told = Told()
+    told = told or Told()
     result = run_task(task, config, told, network=network)
     return result, next(e.plan for e in told.events if isinstance(e, RunStarted))
 
@@ -203,6 +205,19 @@ def test_three_workers_in_namespaces_train_the_same_parameters_as_on_one_machine
     assert plan["collective"] == "process-group"
     states = [final_state(result.run_dir)["model"] for result in (here, there)]
     assert relative_difference(*states) < 1e-5
+
+
+def test_h2o_shares_memory_inside_each_host_and_combines_updates_between_them(tmp_path):
+    with Namespaces(2) as bed:
+        told = Told()
+        result, plan = train(tmp_path, bed.network, told, strategy="h2o", workers=4, epochs=8)
+    assert plan["shares_memory_on_hosts"]
+    assert len({worker["host"] for worker in plan["workers"]}) == 2
+    assert result.metrics["test/accuracy"] > 0.7
+    exchanged = [e for e in told.events if isinstance(e, Exchanged)]
+    sent = {rank: sum(e.bytes_sent for e in exchanged if e.rank == rank) for rank in range(4)}
+    # The first worker of each host, dealt out in turn, speaks for it; inside a host nothing is sent but small news.
+    assert min(sent[0], sent[1]) > 10 * max(sent[2], sent[3]) > 0
 
 
 def test_memory_is_not_shared_between_namespaces(tmp_path):

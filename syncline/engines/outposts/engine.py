@@ -26,6 +26,7 @@ import zmq
 
 from syncline.comms.control import RunFiles, Ticket
 from syncline.comms.curve import Keys, Router
+from syncline.comms.segment import machine_here
 from syncline.engines.engine import Exit
 from syncline.engines.network import Host, Network
 from syncline.engines.outposts.files import TASK, checkpoints_wanted, pieces_of, put, remove
@@ -49,7 +50,7 @@ from syncline.engines.outposts.messages import (
     decode_from_outpost,
     encode,
 )
-from syncline.engines.outposts.place import machine_here, not_alike, place_here
+from syncline.engines.outposts.place import not_alike, place_here
 from syncline.engines.outposts.roster import Roster, Start
 from syncline.errors import ConfigError, SynclineError
 from syncline.plan.machine import Machine

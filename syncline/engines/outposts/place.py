@@ -5,15 +5,15 @@ Here: `place_here`, and `not_alike`, which compares two. Pure but for reading th
 
 from __future__ import annotations
 
-import os
 import platform
 import socket
 from importlib import metadata
 
+from syncline.comms.segment import machine_here
 from syncline.engines.outposts.messages import Place
 from syncline.plan.machine import Machine
 
-__all__ = ["address_towards", "machine_here", "not_alike", "place_here"]
+__all__ = ["address_towards", "not_alike", "place_here"]
 
 _ALIKE = ("syncline", "torch", "numpy", "msgspec", "cloudpickle")
 
@@ -30,13 +30,6 @@ def place_here(driver: str, address: str | None = None) -> Place:
         no_shared_memory_because=machine.no_shared_memory_because,
         versions={"python": ".".join(platform.python_version_tuple()[:2])} | {n: metadata.version(n) for n in _ALIKE},
     )
-
-
-def machine_here() -> str:
-    """A name that two processes have in common if and only if they share kernel, processes and network."""
-    with open("/proc/sys/kernel/random/boot_id") as file:
-        boot = file.read().strip()
-    return ":".join([boot, os.readlink("/proc/self/ns/pid"), os.readlink("/proc/self/ns/net")])
 
 
 def address_towards(driver: str) -> str:

@@ -243,7 +243,8 @@ FACTS = {"workers": 4, "hosts": 1, "shares_memory": True, "is_own_loop": False, 
 @pytest.mark.parametrize(
     ("text", "facts", "words"),
     [
-        ("hogwild", {"hosts": 2}, "--strategy server-async"),
+        ("hogwild", {"hosts": 2}, "--strategy h2o, which shares memory inside each host"),
+        ("hogwild", {"hosts": 2, "shares_memory": False}, "--strategy server-async"),
         ("hogwild", {"shares_memory": False}, "--strategy server-async"),
         ("allreduce until epoch 1, then hogwild", {"shares_memory": False}, "do not share memory"),
         ("h2o", {"shares_memory": False}, "inside_host is allreduce"),
