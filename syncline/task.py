@@ -8,19 +8,24 @@ from __future__ import annotations
 
 import dataclasses
 import hashlib
+import os
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 from syncline.config.spec import Spec
-from syncline.data.named import DataInfo, Progress, named
-from syncline.errors import ConfigError
+from syncline.data.files.options import FileOptions
+from syncline.data.files.store import is_location
+from syncline.data.named import DataInfo, Progress, named, names
+from syncline.errors import ConfigError, UnknownName
 from syncline.plan.planner import TaskFacts
 from syncline.zoo import registry as zoo
 
 if TYPE_CHECKING:
     import torch
+
+    from syncline.data.files.survey import Survey
 
 __all__ = ["LocatedData", "Script", "Task", "adam", "adamw", "made", "optimizer", "sgd"]
 
@@ -57,17 +62,23 @@ class Script:
 
 @dataclass(frozen=True, kw_only=True)
 class LocatedData:
-    """A data set known by name, found on this machine."""
+    """A data set known by name, found on this machine, or one in files, with the survey of these."""
 
     name: str
     path: str
     info: DataInfo
     options: Mapping[str, Any] = field(default_factory=dict)
+    survey: Survey | None = None
 
     @property
     def label(self) -> str:
-        """As people write it, with its options."""
-        return str(Spec(self.name, self.options))
+        """As people write it: a name with its options, or what the path ends with."""
+        return str(Spec(self.name, self.options)) if self.survey is None else self.name
+
+    @property
+    def identity(self) -> str:
+        """What tells it from all other data."""
+        return self.label if self.survey is None else str(Spec(self.path, self.options))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -89,8 +100,8 @@ class Task:
             value = getattr(self, name)
             if isinstance(value, (str, Mapping)):
                 object.__setattr__(self, name, Spec.of(value, what=name))
-        if isinstance(self.data, (str, Mapping)):
-            object.__setattr__(self, "data", Spec.of(self.data, what="data"))
+        if isinstance(self.data, (str, os.PathLike, Mapping)):
+            object.__setattr__(self, "data", _data_spec(self.data))
         if isinstance(self.metrics, str):
             object.__setattr__(self, "metrics", [m.strip() for m in self.metrics.split(",")])
         if self.metrics is not None:
@@ -122,13 +133,25 @@ class Task:
         return isinstance(self.model, Spec) and zoo.card(self.model.name).target == "input"
 
     def located(self, data_dir: Path | None, progress: Progress | None) -> Task:
-        """The task with a data set known by name found on this machine, or brought here."""
+        """The task with its data found: by name on this machine or brought here, or in files."""
         if not isinstance(self.data, Spec):
             return self
+        if self.data.name not in names():
+            return self._located_in_files(self.data)
         source = named(self.data.name, **self.data.options)
         path = source.locate(data_dir, progress)
         located = LocatedData(name=source.name, path=str(path), info=source.info(path), options=self.data.options)
         return dataclasses.replace(self, data=located)
+
+    def _located_in_files(self, data: Spec) -> Task:
+        from syncline.data.files.find import survey
+
+        test = {"test": os.fspath(self.test)} if isinstance(self.test, (str, os.PathLike)) else {}
+        options = {**data.options, **test}
+        found = survey(data.name, FileOptions.of(options))
+        name = found.location.rstrip("/").rpartition("/")[2]
+        located = LocatedData(name=name, path=found.location, info=found.info(name), options=options, survey=found)
+        return dataclasses.replace(self, data=located, test=None if test else self.test)
 
     def facts(self, kind: Literal["train", "own-loop"] = "train") -> TaskFacts:
         """What the planner needs to know."""
@@ -141,7 +164,8 @@ class Task:
             test = _length(made(self.test))
         label_of_model = str(self.model) if isinstance(self.model, Spec) else _label(self.model)
         label_of_data = self.data.label if isinstance(self.data, LocatedData) else _label(self.data)
-        identity = f"{label_of_model}|{label_of_data}|{train}|{self.loss}|{self.optimizer}|{self.schedule}"
+        identity_of_data = self.data.identity if isinstance(self.data, LocatedData) else label_of_data
+        identity = f"{label_of_model}|{identity_of_data}|{train}|{self.loss}|{self.optimizer}|{self.schedule}"
         return TaskFacts(
             kind=kind,
             model=label_of_model,
@@ -158,7 +182,23 @@ class Task:
         if isinstance(self.model, Spec):
             zoo.check_options(zoo.card(self.model.name), self.model.options)
         if isinstance(self.data, Spec):
-            named(self.data.name, **self.data.options)
+            _check_data(self.data)
+
+
+def _data_spec(data: str | os.PathLike[str] | Mapping[str, Any]) -> Spec:
+    """A path may hold whatever a file system allows; only what is none is read as a name with options."""
+    if isinstance(data, os.PathLike) or (isinstance(data, str) and os.path.exists(data)):
+        return Spec(os.fspath(data))
+    return Spec.of(data, what="data")
+
+
+def _check_data(data: Spec) -> None:
+    if data.name in names():
+        named(data.name, **data.options)
+    elif is_location(data.name):
+        FileOptions.of(data.options)
+    else:
+        raise UnknownName.among("data set", data.name, names(), more="Data of your own is given as a path or URL.")
 
 
 def made(data: Any) -> Any:

@@ -17,6 +17,7 @@ import torch
 from torch import nn
 
 from syncline.config.spec import Spec
+from syncline.data.files.source import sources as file_sources
 from syncline.data.named import named
 from syncline.data.source import ArraySource, Source, as_source, inputs_only
 from syncline.errors import ConfigError, UnknownName, nearest
@@ -46,6 +47,9 @@ def build_sources(task: Task) -> tuple[Source, Source | None]:
 
 
 def _sources(task: Task) -> tuple[Source, Source | None]:
+    if isinstance(task.data, LocatedData) and task.data.survey is not None:
+        in_files, own_test = file_sources(task.data.survey), task.test
+        return in_files[0], as_source(made(own_test)) if own_test is not None else in_files[1]
     if isinstance(task.data, LocatedData):
         data_set = named(task.data.name, **task.data.options)
         path, scale = Path(task.data.path), task.data.info.scale
@@ -200,8 +204,8 @@ def build_schedule(
 
 
 def _shape_and_classes(task: Task, train: Source) -> tuple[tuple[int, ...], int]:
-    if isinstance(task.data, LocatedData) and task.data.info.classes is not None:
-        return task.data.info.input_shape, task.data.info.classes
+    if isinstance(task.data, LocatedData):
+        return task.data.info.input_shape, task.data.info.classes or 1  # without classes, a number is to be fitted
     batch = train.fetch([0])
     if task.reconstructs:
         inputs: torch.Tensor = batch[0] if isinstance(batch, (tuple, list)) else batch

@@ -68,7 +68,14 @@ class Job:
         self.train_source, self._test = build_sources(task)
         kept, held = hold_out(plan.seed, len(self.train_source), plan.held_out) if plan.held_out else (None, None)
         self._held = held
-        order = SampleOrder(seed=plan.seed, count=len(self.train_source) - plan.held_out, batch=plan.batch, kept=kept)
+        order = SampleOrder(
+            seed=plan.seed,
+            count=len(self.train_source) - plan.held_out,
+            batch=plan.batch,
+            kept=kept,
+            groups=getattr(self.train_source, "group_sizes", None),
+            window=getattr(self.train_source, "window", 1),
+        )
         self.course = Course(runtime, order, epochs=plan.epochs)
         self._loss = build_loss(task.loss)  # type: ignore[arg-type]  # Task.with_defaults has filled it in
         self._metrics = MetricSet(task.metrics)  # type: ignore[arg-type]  # likewise
