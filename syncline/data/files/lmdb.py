@@ -10,6 +10,7 @@ import math
 import os
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
+from weakref import WeakValueDictionary
 
 from syncline.data.files.datum import Datum, read_datum
 from syncline.data.files.format import Found, held_back, refuse_empty
@@ -23,6 +24,9 @@ if TYPE_CHECKING:
     import numpy as np
 
 __all__ = ["Lmdb"]
+
+_OPEN: WeakValueDictionary[str, Any] = WeakValueDictionary()
+"""LMDB opens a file once in a process: whoever reads it shares that."""
 
 
 class Lmdb:
@@ -125,7 +129,9 @@ class _Database:
             raise DataError(f"{self.path} is empty: 0 bytes instead of an LMDB database.")
         try:
             # Without a lock, for it may be on a disk that cannot be written to; nobody writes while we read.
-            return lmdb.open(self.path, subdir=False, readonly=True, lock=False, readahead=False)
+            if self.path not in _OPEN:
+                _OPEN[self.path] = lmdb.open(self.path, subdir=False, readonly=True, lock=False, readahead=False)
+            return _OPEN[self.path]
         except lmdb.Error as error:
             raise DataError(f"{self.path} is not a sound LMDB database: {error}.") from error
 

@@ -73,6 +73,8 @@ class TableFormat:
             train = self._open_all(found.store, found.train, stack)
             test = self._open_all(found.test_store, found.test, stack)
             files = [*zip(found.train, train, strict=True), *zip(found.test, test, strict=True)]
+            rows = sum(sum(file.group_rows) for file in train)
+            refuse_empty(rows, found.store.location)
             first_path, first = files[0]
             columns = choose(first.schema, options, found.store.shown(first_path), guessed_types=self.guesses_types)
             if self.guesses_types:
@@ -82,8 +84,6 @@ class TableFormat:
                 _check_alike(file.schema, first.schema, columns, path, first_path)
             facts = [FileFacts(path, file.group_rows) for path, file in files]
             of_train, of_test = tuple(facts[: len(train)]), tuple(facts[len(train) :])
-            rows = sum(f.rows for f in of_train)
-            refuse_empty(rows, found.store.location)
             kind, shape, is_bytes = _inputs(train, columns, options)
             classes, class_names = _classes([*train, *test], columns.label, options)
         return Survey(
