@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from itertools import chain
+
 import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
@@ -80,6 +82,6 @@ def test_an_epoch_in_groups_is_every_sample_once_for_any_workers_and_from_any_st
     at = data.draw(st.integers(0, len(whole) - 1))
     start = Position(0, at * batch, at)
     parts = [[s.indices.tolist() for s in order.shares(start, rank=r, size=workers, epochs=1)] for r in range(workers)]
-    together = [sum(step, []) for step in zip(*parts, strict=True)]
+    together = [list(chain(*step)) for step in zip(*parts, strict=True)]
     assert together == whole[at:]
-    assert sorted(sum(whole, [])) == list(range(count))
+    assert sorted(chain(*whole)) == list(range(count))

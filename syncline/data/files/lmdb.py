@@ -129,9 +129,11 @@ class _Database:
             raise DataError(f"{self.path} is empty: 0 bytes instead of an LMDB database.")
         try:
             # Without a lock, for it may be on a disk that cannot be written to; nobody writes while we read.
-            if self.path not in _OPEN:
-                _OPEN[self.path] = lmdb.open(self.path, subdir=False, readonly=True, lock=False, readahead=False)
-            return _OPEN[self.path]
+            environment = _OPEN.get(self.path)
+            if environment is None:
+                environment = lmdb.open(self.path, subdir=False, readonly=True, lock=False, readahead=False)
+                _OPEN[self.path] = environment
+            return environment
         except lmdb.Error as error:
             raise DataError(f"{self.path} is not a sound LMDB database: {error}.") from error
 
