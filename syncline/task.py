@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 from syncline.config.spec import Spec
+from syncline.data import transforms
 from syncline.data.files.options import FileOptions
 from syncline.data.files.store import is_location
 from syncline.data.named import DataInfo, Progress, named, names
@@ -94,6 +95,7 @@ class Task:
     metrics: Iterable[Spec | str | Any] | str | None = None
     weight_decay: float | None = None
     clip_norm: float | None = None
+    augment: Iterable[Any] | str | None = None
 
     def __post_init__(self) -> None:
         for name in ("model", "loss", "optimizer", "schedule"):
@@ -107,6 +109,7 @@ class Task:
         if self.metrics is not None:
             specs = tuple(Spec.parse(m) if isinstance(m, str) else m for m in self.metrics)
             object.__setattr__(self, "metrics", specs)
+        object.__setattr__(self, "augment", transforms.parse(self.augment))
         for name in ("weight_decay", "clip_norm"):
             value = getattr(self, name)
             if value is not None and value < 0:
@@ -134,6 +137,17 @@ class Task:
 
     def located(self, data_dir: Path | None, progress: Progress | None) -> Task:
         """The task with its data found: by name on this machine or brought here, or in files."""
+        found = self._located(data_dir, progress)
+        if not isinstance(found.data, LocatedData):
+            return found
+        shape = found.data.info.input_shape
+        for transform in self.augment or ():
+            if isinstance(transform, transforms.Transform):
+                shape = transform.shape(shape)
+        info = dataclasses.replace(found.data.info, input_shape=shape)
+        return dataclasses.replace(found, data=dataclasses.replace(found.data, info=info))
+
+    def _located(self, data_dir: Path | None, progress: Progress | None) -> Task:
         if not isinstance(self.data, Spec):
             return self
         if self.data.name not in names():
@@ -166,6 +180,8 @@ class Task:
         label_of_data = self.data.label if isinstance(self.data, LocatedData) else _label(self.data)
         identity_of_data = self.data.identity if isinstance(self.data, LocatedData) else label_of_data
         identity = f"{label_of_model}|{identity_of_data}|{train}|{self.loss}|{self.optimizer}|{self.schedule}"
+        if self.augment:
+            identity += f"|{self.augment}"
         return TaskFacts(
             kind=kind,
             model=label_of_model,

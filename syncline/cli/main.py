@@ -20,6 +20,7 @@ from syncline.cli.chaos import chaos
 from syncline.cli.cluster import app as cluster
 from syncline.cli.flags import with_run_options
 from syncline.cli.task_flags import (
+    Augment,
     ClipNorm,
     Data,
     DataDir,
@@ -67,6 +68,7 @@ def train(
     metrics: Metrics = None,
     weight_decay: WeightDecay = None,
     clip_norm: ClipNorm = None,
+    augment: Augment = None,
     data_dir: DataDir = None,
     quiet: _Quiet = False,
     json: _Json = False,
@@ -86,7 +88,8 @@ def train(
     # A task in Python imports torch here; the workers' import runs beside it.
     engine = LocalEngine() if ".py" in task and settings.get("engine", "local") == "local" else None
     given = {"data": data, "loss": loss, "optimizer": optimizer, "schedule": schedule, "metrics": metrics,
-             "weight_decay": weight_decay, "clip_norm": clip_norm, "data_dir": data_dir}  # fmt: skip
+             "weight_decay": weight_decay, "clip_norm": clip_norm, "augment": augment,
+             "data_dir": data_dir}  # fmt: skip
     with closing(engine) if engine else nullcontext():
         found = find_task(task, given, settings, lr)
         progress = _download_progress(quiet or json)

@@ -34,6 +34,7 @@ _TASK_KEYS: dict[str, Any] = {
     "optimizer": str | dict,
     "schedule": str | dict,
     "metrics": str | list,
+    "augment": str | list,
     "weight_decay": float,
     "clip_norm": float,
 }

@@ -17,6 +17,7 @@ import torch
 from torch import nn
 
 from syncline.config.spec import Spec
+from syncline.data.augmented import AugmentedSource, untransformed
 from syncline.data.files.source import sources as file_sources
 from syncline.data.named import named
 from syncline.data.source import ArraySource, Source, as_source, inputs_only
@@ -38,11 +39,17 @@ __all__ = [
 Loss = Callable[..., torch.Tensor]
 
 
-def build_sources(task: Task) -> tuple[Source, Source | None]:
-    """The training data and the test data, if any; without targets if the model is to give back its input."""
+def build_sources(task: Task, seed: int = 0) -> tuple[Source, Source | None]:
+    """The training data and the test data, if any; without targets if the model is to give back its input.
+
+    `seed` decides what is random in augmentation.
+    """
     train, test = _sources(task)
     if task.reconstructs:
-        return inputs_only(train), inputs_only(test) if test is not None else None
+        train, test = inputs_only(train), inputs_only(test) if test is not None else None
+    if task.augment:
+        train = AugmentedSource(train, task.augment, seed=seed, is_training=True)
+        test = AugmentedSource(test, task.augment, seed=seed, is_training=False) if test is not None else None
     return train, test
 
 
@@ -214,12 +221,13 @@ def _shape_and_classes(task: Task, train: Source) -> tuple[tuple[int, ...], int]
         raise ConfigError(
             f"The model {task.model} can be fitted to data whose samples are (input, target) pairs of tensors."
         )
-    if not isinstance(train, ArraySource) or len(train.tensors) < 2:
+    base = untransformed(train)
+    if not isinstance(base, ArraySource) or len(base.tensors) < 2:
         raise ConfigError(
             f"The number of classes for {task.model} cannot be seen from this data. Give the model itself instead of "
             "its name, for example model=syncline.zoo.build('lenet', (1, 28, 28), classes=10)."
         )
-    return tuple(batch[0].shape[1:]), int(train.tensors[1].max()) + 1
+    return tuple(batch[0].shape[1:]), int(base.tensors[1].max()) + 1
 
 
 def _functional_losses() -> dict[str, Callable[..., torch.Tensor]]:

@@ -15,6 +15,7 @@ import numpy as np
 import torch
 
 from syncline.algorithms.partition import share as share_of
+from syncline.data.augmented import untransformed
 from syncline.data.order import Position, SampleOrder, Share, hold_out
 from syncline.data.prefetch import Ahead, Fetched, InLine, ahead_of
 from syncline.data.source import DatasetSource
@@ -65,7 +66,7 @@ class Job:
         self.runtime = runtime
         self.recorder, self.device = runtime.recorder, runtime.device
         self._task = task
-        self.train_source, self._test = build_sources(task)
+        self.train_source, self._test = build_sources(task, plan.seed)
         kept, held = hold_out(plan.seed, len(self.train_source), plan.held_out) if plan.held_out else (None, None)
         self._held = held
         order = SampleOrder(
@@ -145,7 +146,7 @@ class Job:
         if loaders is None:
             loaders = self.tuning.loaders
         if loaders is None:
-            loaders = 1 if isinstance(self.train_source, DatasetSource) else 0
+            loaders = 1 if isinstance(untransformed(self.train_source), DatasetSource) else 0
         shares = self.course.order.shares_of(self.course.stint, self.runtime.rank)
         samples = -(-self.plan.batch // self.plan.size)
         return ahead_of(self.train_source, shares, samples=samples, loaders=loaders, seed=self.plan.seed)
