@@ -18,6 +18,7 @@ import typer
 from syncline import __version__
 from syncline.cli.chaos import chaos
 from syncline.cli.cluster import app as cluster
+from syncline.cli.data import app as data_commands
 from syncline.cli.flags import with_run_options
 from syncline.cli.task_flags import (
     Augment,
@@ -177,6 +178,7 @@ def workers(
 
 
 app.add_typer(cluster, name="cluster")
+app.add_typer(data_commands, name="data")
 
 
 @app.command()

@@ -69,7 +69,15 @@ class FileSource:
         return self._survey.options.window
 
     def fetch(self, indices: Indices) -> tuple[torch.Tensor, ...]:
-        """The samples at `indices`."""
+        """The samples at `indices`, ready for a model."""
+        tensors = [torch.from_numpy(part) for part in self.raw(indices)]
+        if self._survey.is_bytes:
+            mean, deviation = self._survey.options.scale
+            tensors[0] = tensors[0].float().mul_(1.0 / (255.0 * deviation)).sub_(mean / deviation)
+        return tuple(tensors)
+
+    def raw(self, indices: Indices) -> tuple[np.ndarray, ...]:
+        """The samples at `indices` as they are in the files, bytes as bytes."""
         wanted = np.asarray(indices, np.int64)
         out: list[np.ndarray] = []
         with self._lock:
@@ -78,11 +86,7 @@ class FileSource:
                 out = out or [np.empty((len(wanted), *part.shape[1:]), part.dtype) for part in parts]
                 for whole, part in zip(out, parts, strict=True):
                     whole[here] = part
-        tensors = [torch.from_numpy(part) for part in out]
-        if self._survey.is_bytes:
-            mean, deviation = self._survey.options.scale
-            tensors[0] = tensors[0].float().mul_(1.0 / (255.0 * deviation)).sub_(mean / deviation)
-        return tuple(tensors)
+        return tuple(out)
 
     def _rows(self, file: int, group: int, rows: np.ndarray) -> _Arrays:
         if not self._reader.reads_whole_groups:

@@ -7,6 +7,7 @@ opened and a group read (`parquet.py`, `arrow.py`, `csv.py`), or what is in a co
 from __future__ import annotations
 
 import contextlib
+import json
 import math
 from collections import OrderedDict
 from collections.abc import Iterable, Sequence
@@ -27,7 +28,10 @@ from syncline.errors import DataError
 if TYPE_CHECKING:
     import numpy as np
 
-__all__ = ["TableFile", "TableFormat"]
+__all__ = ["CLASS_NAMES", "SHAPE", "TableFile", "TableFormat"]
+
+SHAPE, CLASS_NAMES = b"syncline.shape", b"syncline.classes"
+"""What `syncline data convert` notes in the schema: the shape of one input, and what the classes are called."""
 
 _THREADS = 8
 """How many files are asked for their metadata at once; remote stores take their time."""
@@ -180,7 +184,8 @@ def _inputs(files: Iterable[TableFile], columns: Columns, options: FileOptions) 
         shape, inner = _list_shape(value.as_py()), value.type
         while not pa.types.is_integer(inner) and hasattr(inner, "value_type"):
             inner = inner.value_type
-        return "list", _shaped(shape, options), inner == pa.uint8()
+        noted = (file.schema.metadata or {}).get(SHAPE)
+        return "list", _shaped(shape, options, tuple(json.loads(noted)) if noted else None), inner == pa.uint8()
     data = value.as_py()["bytes"] if columns.kind == "pictures" else value.as_py()
     if columns.kind == "pictures" or is_picture(data):
         return "pictures", shape_of(data or b"", options.channels, options.side, where.at(0)), True
@@ -195,9 +200,10 @@ def _list_shape(value: Any) -> tuple[int, ...]:
     return tuple(shape)
 
 
-def _shaped(shape: tuple[int, ...], options: FileOptions) -> tuple[int, ...]:
+def _shaped(shape: tuple[int, ...], options: FileOptions, written: tuple[int, ...] | None = None) -> tuple[int, ...]:
+    """The shape that the user says, or who wrote the file, or that of the row."""
     if options.shape is None:
-        return shape
+        return shape if written is None else written
     if math.prod(options.shape) != math.prod(shape):
         raise DataError(
             f"shape is {options.shape}, which holds {math.prod(options.shape)} values, but a row has "
@@ -219,6 +225,10 @@ def _classes(
         for column, where in _read_all(files, label):
             names |= set(pc.unique(values_of(column, where, label)).to_pylist())
         return max(len(names), options.classes or 0), tuple(sorted(names))
+    noted = (files[0].schema.metadata or {}).get(CLASS_NAMES)
+    if noted and options.classes is None:
+        names_of_classes = tuple(json.loads(noted))
+        return len(names_of_classes), names_of_classes
     if options.classes is not None:
         return options.classes, None
     if not (pa.types.is_integer(data_type) or pa.types.is_boolean(data_type)):
