@@ -6,8 +6,8 @@ here: decoding (`pictures.py`).
 
 from __future__ import annotations
 
+import posixpath
 from collections.abc import Sequence
-from functools import cached_property
 from typing import TYPE_CHECKING
 
 from syncline.data.files.format import Found, held_back
@@ -68,10 +68,7 @@ class _ImageReader:
     def __init__(self, survey: Survey, store: Store) -> None:
         self._survey, self._store = survey, store
         self._numbers = {name: i for i, name in enumerate(survey.class_names or ())}
-
-    @cached_property
-    def _all(self) -> list[str]:
-        return pictures_of(self._store.files())
+        self._found: dict[FileFacts, list[str]] = {}
 
     def read(self, facts: FileFacts, group: int, rows: np.ndarray | None) -> tuple[np.ndarray, ...]:  # noqa: ARG002
         """Pictures and the numbers of their classes."""
@@ -91,12 +88,15 @@ class _ImageReader:
 
     def _paths(self, facts: FileFacts) -> list[str]:
         """The pictures of a split, in the order of their numbers."""
-        paths = [path for path in self._all if path.startswith(facts.path)]
+        if facts in self._found:
+            return self._found[facts]
+        paths = [path for path in pictures_of(self._store.files()) if path.startswith(facts.path)]
         if len(paths) != facts.rows or any(class_of(path) not in self._numbers for path in paths):
             raise DataError(
                 f"{self._store.shown(facts.path)} has changed: it has {len(paths)} pictures, but had {facts.rows} when "
                 "the run was planned. The order of a run holds only as long as its files stay as they are."
             )
+        self._found[facts] = paths
         return paths
 
 
@@ -111,5 +111,5 @@ def class_of(path: str) -> str:
 
 
 def _common(paths: Sequence[str]) -> str:
-    """The folder above those of the classes."""
-    return paths[0].rsplit("/", 2)[0] + "/"
+    """The folder above those of all classes."""
+    return posixpath.commonpath([path.rsplit("/", 2)[0] for path in paths]) + "/"

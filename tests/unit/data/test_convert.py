@@ -32,7 +32,8 @@ def samples(path: Path, **options: object) -> dict[str, list[tuple[tuple[float, 
         if count:
             inputs, targets = data.raw(split, np.arange(count))
             rows = inputs.reshape(count, -1).astype(np.float32).tolist()
-            found[split] = sorted((tuple(x), names[int(y)].removeprefix("class-")) for x, y in zip(rows, targets, strict=True))
+            labels = [names[int(y)].removeprefix("class-") for y in targets]
+            found[split] = sorted((tuple(x), y) for x, y in zip(rows, labels, strict=True))
     return found
 
 
