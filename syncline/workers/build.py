@@ -17,6 +17,7 @@ import torch
 from torch import nn
 
 from syncline.config.spec import Spec
+from syncline.data import transforms
 from syncline.data.augmented import AugmentedSource, untransformed
 from syncline.data.files.source import sources as file_sources
 from syncline.data.named import named
@@ -47,9 +48,9 @@ def build_sources(task: Task, seed: int = 0) -> tuple[Source, Source | None]:
     train, test = _sources(task)
     if task.reconstructs:
         train, test = inputs_only(train), inputs_only(test) if test is not None else None
-    if task.augment:
-        train = AugmentedSource(train, task.augment, seed=seed, is_training=True)
-        test = AugmentedSource(test, task.augment, seed=seed, is_training=False) if test is not None else None
+    if augment := transforms.parse(task.augment):
+        train = AugmentedSource(train, augment, seed=seed, is_training=True)
+        test = AugmentedSource(test, augment, seed=seed, is_training=False) if test is not None else None
     return train, test
 
 
