@@ -225,10 +225,9 @@ def _classes(
         for column, where in _read_all(files, label):
             names |= set(pc.unique(values_of(column, where, label)).to_pylist())
         return max(len(names), options.classes or 0), tuple(sorted(names))
-    noted = (files[0].schema.metadata or {}).get(CLASS_NAMES)
+    noted = _noted_names(files[0].schema, label)
     if noted and options.classes is None:
-        names_of_classes = tuple(json.loads(noted))
-        return len(names_of_classes), names_of_classes
+        return len(noted), noted
     if options.classes is not None:
         return options.classes, None
     if not (pa.types.is_integer(data_type) or pa.types.is_boolean(data_type)):
@@ -244,6 +243,18 @@ def _classes(
             "so on). For numbers to be fitted, give classes=0."
         )
     return most + 1, None
+
+
+def _noted_names(schema: pa.Schema, label: str) -> tuple[str, ...] | None:
+    """What the classes are called, as whoever wrote the file noted it: we, or Hugging Face's datasets."""
+    notes = schema.metadata or {}
+    try:
+        if CLASS_NAMES in notes:
+            return tuple(json.loads(notes[CLASS_NAMES]))
+        features = json.loads(notes[b"huggingface"])["info"]["features"]
+        return tuple(features[label]["names"])
+    except (KeyError, TypeError, ValueError):
+        return None
 
 
 def _read_all(files: Sequence[TableFile], column: str) -> Iterable[tuple[Any, Where]]:

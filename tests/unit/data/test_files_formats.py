@@ -142,6 +142,17 @@ def test_a_column_may_hold_a_whole_input(tmp_path: Path, kind: str):
     np.testing.assert_allclose(inputs.numpy(), expected, atol=1e-5)
 
 
+@pytest.mark.parametrize(
+    "note", ['{"info": {"features": {"label": {"names": ["cat", "dog", "eel"]}}}}', "no json", "{}"]
+)
+def test_names_of_classes_that_hugging_face_noted_are_used(tmp_path: Path, note: str):
+    table = sample_files.table().replace_schema_metadata({"huggingface": note})
+    pq.write_table(table, tmp_path / "t.parquet")
+    found = survey(str(tmp_path), FileOptions())
+    assert found.classes == 3
+    assert found.class_names == (("cat", "dog", "eel") if "cat" in note else None)
+
+
 def test_feather_and_arrow_streams_are_read_too(tmp_path: Path):
     pyarrow.feather.write_feather(sample_files.table(), str(tmp_path / "t.feather"), compression="lz4")
     assert len(opened(tmp_path / "t.feather")[0]) == ROWS
