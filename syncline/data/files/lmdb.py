@@ -139,9 +139,9 @@ class _Database:
 
     @cached_property
     def keys(self) -> list[bytes]:
-        import lmdb
-
         environment, size = self._environment, os.path.getsize(self.path)
+        import lmdb  # it is there, or there would be no environment
+
         # LMDB maps the file: reading behind the end of one that was cut off would end the process, not raise.
         needed = (environment.info()["last_pgno"] + 1) * environment.stat()["psize"]
         if size < needed:

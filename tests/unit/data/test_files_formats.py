@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pickle
+import sys
 from pathlib import Path
 
 import numpy as np
@@ -245,6 +246,13 @@ def test_a_task_knows_the_data_of_a_path_before_a_worker_starts(tmp_path: Path, 
 def test_what_is_neither_a_name_nor_a_path_is_told_with_the_nearest_name():
     with pytest.raises(ConfigError, match=r"no data set 'minst'\. Did you mean 'mnist'.*given as a path or URL"):
         Task(model="mlp", data="minst")
+
+
+def test_lmdb_without_its_package_is_told_with_what_to_install(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    path = write("lmdb", tmp_path)
+    monkeypatch.setitem(sys.modules, "lmdb", None)
+    with pytest.raises(DataError, match=r"data\.mdb is LMDB.*pip install 'syncline\[lmdb\]'"):
+        survey(str(path), FileOptions())
 
 
 def test_a_store_whose_package_is_missing_is_told_with_what_to_install(monkeypatch: pytest.MonkeyPatch):
