@@ -36,19 +36,20 @@ class _ArrowFile:
         self._shown = store.shown(path)
         self._handle = store.open(path)
         self._stream: list[pa.RecordBatch] | None = None
+        self._readers: dict[tuple[int, ...], pa.ipc.RecordBatchFileReader] = {}
         try:
             is_file = self._handle.read(len(_MAGIC)) == _MAGIC
             self._handle.seek(0)
             if is_file:
-                self._file = pa.ipc.open_file(self._handle)
-                self.schema: pa.Schema = self._file.schema
-                count = self._file.num_record_batches
+                file = pa.ipc.open_file(self._handle)
+                self.schema: pa.Schema = file.schema
+                count = file.num_record_batches
             else:
                 stream = pa.ipc.open_stream(self._handle)
                 self.schema, self._stream = stream.schema, list(stream)
                 count = len(self._stream)
-            # A batch is not decoded for this: its columns stay where they are in the file.
-            self.group_rows = tuple(self._batch(g).num_rows for g in range(count))
+            # The footer does not say how many rows a batch has; its last column, mostly the label, does.
+            self.group_rows = tuple(self._batch(g, self.schema.names[-1:]).num_rows for g in range(count))
         except DataError:
             self._handle.close()
             raise
@@ -58,18 +59,23 @@ class _ArrowFile:
 
     def read(self, group: int, columns: Sequence[str]) -> pa.Table:
         """Only these columns of this record batch."""
-        batch = self._batch(group)
+        batch = self._batch(group, columns)
         try:
             batch.validate(full=True)
         except pa.ArrowInvalid as error:
             raise DataError(f"{self._shown}, record batch {group} is damaged: {error}.") from error
         return pa.table([batch.column(name) for name in columns], names=list(columns))
 
-    def _batch(self, group: int) -> pa.RecordBatch:
+    def _batch(self, group: int, columns: Sequence[str]) -> pa.RecordBatch:
+        """A record batch with at least these columns; no others are read from a file."""
         if self._stream is not None:
             return self._stream[group]
         try:
-            return self._file.get_batch(group)
+            fields = tuple(sorted({self.schema.get_field_index(name) for name in columns}))
+            if fields not in self._readers:
+                options = pa.ipc.IpcReadOptions(included_fields=list(fields), use_threads=False)
+                self._readers[fields] = pa.ipc.open_file(self._handle, options=options)
+            return self._readers[fields].get_batch(group)
         except Exception as error:
             said = str(error).splitlines()[0].rstrip(".")
             raise DataError(f"{self._shown}, record batch {group} is damaged: {said}.") from error

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import pickle
 import sys
 from pathlib import Path
@@ -18,6 +19,7 @@ from sample_files import ROWS, label, numbers, picture, write
 from syncline.data.files.find import split, survey
 from syncline.data.files.options import FileOptions
 from syncline.data.files.source import FileSource, sources
+from syncline.data.files.store import Store
 from syncline.errors import ConfigError, DataError
 from syncline.task import Task
 
@@ -187,6 +189,37 @@ def test_only_the_row_groups_that_are_needed_are_read_and_a_few_are_kept(tmp_pat
     for row in (0, 23, 0, 23):
         small.fetch([row])
     assert small.groups_read == 4
+
+
+@pytest.mark.parametrize("name", ["parquet", "arrow"])
+def test_a_survey_reads_little_of_a_file_and_a_worker_only_the_columns_it_needs(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str
+):
+    rows = 4000
+    table = pa.table(
+        {f"x{i}": np.random.default_rng(i).random(rows) for i in range(9)} | {"label": [0, 1] * (rows // 2)}
+    )
+    path = tmp_path / f"t.{name}"
+    if name == "parquet":
+        pq.write_table(table, path, row_group_size=1000)
+    else:
+        pyarrow.feather.write_feather(table, str(path), chunksize=1000, compression="uncompressed")
+    read = 0
+
+    class Counting(io.FileIO):
+        def read(self, size: int = -1) -> bytes:
+            nonlocal read
+            data = super().read(size) or b""
+            read += len(data)
+            return data
+
+    monkeypatch.setattr(Store, "open", lambda self, path: Counting(path))
+    found = survey(str(path), FileOptions(features="x3"))
+    assert found.classes == 2
+    assert read < path.stat().st_size / 4, "footers and labels"
+    before = read
+    sources(found)[0].fetch([0])
+    assert read - before < path.stat().st_size / 4, "one group of two columns"
 
 
 def test_in_groups_an_epoch_reads_each_row_group_once(tmp_path: Path):
