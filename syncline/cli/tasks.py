@@ -57,7 +57,8 @@ def find_task(what: str, given: Mapping[str, Any], settings: Mapping[str, Any], 
         raise UnknownName.among("model", name, zoo.names(), more=more)
     if "data" not in flags:
         raise ConfigError(
-            f"Which data should {name} be trained on? Add --data with one of: {', '.join(named.names())}."
+            f"Which data should {name} be trained on? Add --data with a path, a URL or one of: "
+            f"{', '.join(named.names())}."
         )
     return FoundTask(_task({"model": what, **flags}, lr), RunConfig(**settings), data_dir)
 

@@ -90,7 +90,7 @@ def test_explain_tells_the_plan_and_starts_nothing(tmp_path):
     [
         (["train", "lenett", "--data", "digits"], "There is no model 'lenett'. Did you mean 'lenet'"),
         (["train", "lenet", "--data", "digit"], "There is no data set 'digit'. Did you mean 'digits'?"),
-        (["train", "lenet"], "Add --data with one of: digits, mnist."),
+        (["train", "lenet"], "Add --data with a path, a URL or one of: cifar10, digits,"),
         (["train", "lenet", "--data", "digits", "--strategy", "alreduce"], "Did you mean 'allreduce'?"),
         (["train", "mlp(hiden=(3,))", "--data", "digits"], "hiden"),
         (["train", "nowhere.py:task"], "There is no file nowhere.py."),
