@@ -9,13 +9,13 @@ from __future__ import annotations
 import dataclasses
 import hashlib
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 from syncline.config.spec import Spec
-from syncline.data.named import DataInfo, Progress, named, names
-from syncline.errors import ConfigError, UnknownName
+from syncline.data.named import DataInfo, Progress, named
+from syncline.errors import ConfigError
 from syncline.plan.planner import TaskFacts
 from syncline.zoo import registry as zoo
 
@@ -62,6 +62,12 @@ class LocatedData:
     name: str
     path: str
     info: DataInfo
+    options: Mapping[str, Any] = field(default_factory=dict)
+
+    @property
+    def label(self) -> str:
+        """As people write it, with its options."""
+        return str(Spec(self.name, self.options))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -119,9 +125,10 @@ class Task:
         """The task with a data set known by name found on this machine, or brought here."""
         if not isinstance(self.data, Spec):
             return self
-        source = named(self.data.name)
+        source = named(self.data.name, **self.data.options)
         path = source.locate(data_dir, progress)
-        return dataclasses.replace(self, data=LocatedData(name=source.name, path=str(path), info=source.info(path)))
+        located = LocatedData(name=source.name, path=str(path), info=source.info(path), options=self.data.options)
+        return dataclasses.replace(self, data=located)
 
     def facts(self, kind: Literal["train", "own-loop"] = "train") -> TaskFacts:
         """What the planner needs to know."""
@@ -133,7 +140,7 @@ class Task:
         if self.test is not None:
             test = _length(made(self.test))
         label_of_model = str(self.model) if isinstance(self.model, Spec) else _label(self.model)
-        label_of_data = self.data.name if isinstance(self.data, LocatedData) else _label(self.data)
+        label_of_data = self.data.label if isinstance(self.data, LocatedData) else _label(self.data)
         identity = f"{label_of_model}|{label_of_data}|{train}|{self.loss}|{self.optimizer}|{self.schedule}"
         return TaskFacts(
             kind=kind,
@@ -151,10 +158,7 @@ class Task:
         if isinstance(self.model, Spec):
             zoo.check_options(zoo.card(self.model.name), self.model.options)
         if isinstance(self.data, Spec):
-            if self.data.name not in names():
-                raise UnknownName.among("data set", self.data.name, names())
-            if self.data.options:
-                raise ConfigError(f"The data set {self.data.name} has no option {next(iter(self.data.options))!r}.")
+            named(self.data.name, **self.data.options)
 
 
 def made(data: Any) -> Any:

@@ -47,7 +47,8 @@ def build_sources(task: Task) -> tuple[Source, Source | None]:
 
 def _sources(task: Task) -> tuple[Source, Source | None]:
     if isinstance(task.data, LocatedData):
-        data_set, path, scale = named(task.data.name), Path(task.data.path), task.data.info.scale
+        data_set = named(task.data.name, **task.data.options)
+        path, scale = Path(task.data.path), task.data.info.scale
         train: Source = ArraySource(*data_set.load(path, "train"), scale=scale)
         own_test = as_source(made(task.test)) if task.test is not None else None
         return train, own_test or ArraySource(*data_set.load(path, "test"), scale=scale)
