@@ -60,8 +60,8 @@ def build_model(task: Task, train: Source, seed: int) -> nn.Module:
     """The model, with weights drawn from `seed` if Syncline makes it."""
     torch.manual_seed(seed)
     if isinstance(task.model, Spec):
-        input_shape, classes = _shape_and_classes(task, train)
-        return zoo.build(task.model.name, input_shape, classes, **dict(task.model.options))
+        input_shape, classes, vocabulary = _fit(task, train)
+        return zoo.build(task.model.name, input_shape, classes, vocabulary, **dict(task.model.options))
     model = task.model if isinstance(task.model, nn.Module) else task.model()  # type: ignore[operator]  # a Spec by now
     if not isinstance(model, nn.Module):
         raise ConfigError(
@@ -76,7 +76,8 @@ def parameter_shapes(task: Task) -> dict[str, tuple[int, ...]]:
         model = task.model if isinstance(task.model, nn.Module) else None
         if isinstance(task.model, Spec) and isinstance(task.data, LocatedData):
             info = task.data.info
-            model = zoo.build(task.model.name, info.input_shape, info.classes or 1, **dict(task.model.options))
+            options = dict(task.model.options)
+            model = zoo.build(task.model.name, info.input_shape, info.classes or 1, info.vocabulary, **options)
     if model is None:
         model = build_model(task, build_sources(task)[0], seed=0)
     return {name: tuple(p.shape) for name, p in model.named_parameters() if p.requires_grad}
@@ -199,13 +200,14 @@ def build_schedule(
     return Schedule(_construct("schedule", found, Spec(schedule.name, options), (optimizer,)), every)
 
 
-def _shape_and_classes(task: Task, train: Source) -> tuple[tuple[int, ...], int]:
+def _fit(task: Task, train: Source) -> tuple[tuple[int, ...], int, int | None]:
+    """The shape of an input, the number of classes and, if the inputs are tokens, how many different ones there are."""
     if isinstance(task.data, LocatedData) and task.data.info.classes is not None:
-        return task.data.info.input_shape, task.data.info.classes
+        return task.data.info.input_shape, task.data.info.classes, task.data.info.vocabulary
     batch = train.fetch([0])
     if task.reconstructs:
         inputs: torch.Tensor = batch[0] if isinstance(batch, (tuple, list)) else batch
-        return tuple(inputs.shape[1:]), 1  # there are no classes
+        return tuple(inputs.shape[1:]), 1, None  # there are no classes
     if not isinstance(batch, (tuple, list)) or not isinstance(batch[0], torch.Tensor):
         raise ConfigError(
             f"The model {task.model} can be fitted to data whose samples are (input, target) pairs of tensors."
@@ -215,7 +217,12 @@ def _shape_and_classes(task: Task, train: Source) -> tuple[tuple[int, ...], int]
             f"The number of classes for {task.model} cannot be seen from this data. Give the model itself instead of "
             "its name, for example model=syncline.zoo.build('lenet', (1, 28, 28), classes=10)."
         )
-    return tuple(batch[0].shape[1:]), int(train.tensors[1].max()) + 1
+    inputs, targets = train.tensors[:2]
+    classes = int(targets.max()) + 1
+    if inputs.is_floating_point() or train.scale is not None or inputs.shape != targets.shape:
+        return tuple(batch[0].shape[1:]), classes, None
+    vocabulary = max(int(inputs.max()) + 1, classes)  # each token has the token that follows it as its target
+    return tuple(inputs.shape[1:]), vocabulary, vocabulary
 
 
 def _functional_losses() -> dict[str, Callable[..., torch.Tensor]]:

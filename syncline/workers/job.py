@@ -34,6 +34,7 @@ from syncline.workers.metrics import MetricSet
 from syncline.workers.micro_batches import MicroBatches
 from syncline.workers.recompute import recompute_activations
 from syncline.workers.runtime import Runtime
+from syncline.workers.stages import Stages
 from syncline.workers.step import Outcome, Update
 from syncline.workers.trained import Parts, Trained
 from syncline.workers.tuning import computing_in, lay_out, planned, settle
@@ -73,6 +74,7 @@ class Job:
         self._loss = build_loss(task.loss)  # type: ignore[arg-type]  # Task.with_defaults has filled it in
         self._metrics = MetricSet(task.metrics)  # type: ignore[arg-type]  # likewise
         self._micro_batches = MicroBatches(runtime, self._try_out)
+        self._stages = Stages(plan.total_steps)
         self.trained = Trained(self._build)
 
     def _build(self) -> Parts:
@@ -156,6 +158,9 @@ class Job:
         self.runtime.in_flight = (share.position.step, share.indices)
         self.recorder.waits = False
         self.trained.begin_step(may_fail=self.course.can_be_interrupted)
+        new_stage = self._stages.before_step(self.replica.model, self.trained.optimizer, share.position)
+        if new_stage is not None and self.runtime.rank == 0:
+            self.recorder.emit(new_stage)
         self.replica.gradients.zero_()
         if len(share.indices) == 0:
             return self._without_samples(batch)
@@ -228,6 +233,7 @@ class Job:
             return
         self.recorder.waits = True
         start = time.perf_counter()
+        stage = self._stages.before_evaluation(self.replica.model, position)
         with self.exchange.shared(), self.replica.log.outside():
             if not self.runtime.has_global_batch_norm and not self.plan.held_out:
                 for buffer in self.replica.model.buffers():
@@ -236,6 +242,8 @@ class Job:
                 self.replica.model, self._loss, self._metrics, self._test, self.runtime.collective, self.device,
                 self._micro_batches.at_once,
             )  # fmt: skip
+        if stage is not None:
+            result[f"test/loss_{stage}"] = result["test/loss"]
         self.metrics.update(result)
         self.trained.evaluated_at = position.step
         if self.runtime.rank == 0:
