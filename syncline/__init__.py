@@ -23,6 +23,7 @@ if TYPE_CHECKING:
         UnknownName,
         WorkerFailed,
     )  # fmt: skip
+    from syncline.inference.predict import Prediction, predict
     from syncline.result import Result
     from syncline.strategies.hierarchy import Hierarchy
     from syncline.strategies.how import BF16, Exact, Int8, OneBit, PowerSGD, TopK
@@ -43,15 +44,16 @@ __all__ = [
     "Async", "Every", "Layerwise", "Stale",
     "Everyone", "Memory", "Neighbours", "Rivals", "Server",
     "BF16", "Exact", "Int8", "OneBit", "PowerSGD", "TopK",
-    "CheckpointError", "ConfigError", "DataError", "Interrupted", "NonFiniteLoss", "Result", "RunConfig", "Spec",
-    "SynclineError", "Task", "UnknownName", "WorkerFailed", "adam", "adamw", "optimizer", "resume", "sgd", "train",
-    "worker",
+    "CheckpointError", "ConfigError", "DataError", "Interrupted", "NonFiniteLoss", "Prediction", "Result", "RunConfig",
+    "Spec", "SynclineError", "Task", "UnknownName", "WorkerFailed", "adam", "adamw", "optimizer", "predict", "resume",
+    "sgd", "train", "worker",
 ]  # fmt: skip
 
 _HOME = {
     "RunConfig": "config.run",
     "Spec": "config.spec",
     "Result": "result",
+    **dict.fromkeys(("Prediction", "predict"), "inference.predict"),
     "resume": "driver",
     "train": "driver",
     "worker": "workers.own_loop",

@@ -42,8 +42,10 @@ class ModelCard:
     """Where it comes from."""
     module: str
     """Import path of its file."""
-    fitted: Fitted
-    """Its size for a data set that it is often trained on."""
+    fitted: Fitted | None = None
+    """Its size for a data set that it is often trained on; None for a model of another package."""
+    elsewhere: str | None = None
+    """What it is called in the package that it comes from, if that is another; then its options are that package's."""
     function: str = "build"
     """What makes it there."""
     options: Mapping[str, object] = field(default_factory=dict)

@@ -15,22 +15,30 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
 from syncline.errors import ConfigError, UnknownName
+from syncline.zoo import elsewhere
 from syncline.zoo.cards import CARDS
 from syncline.zoo.model_card import ModelCard
 
 if TYPE_CHECKING:
     from torch import nn
 
-__all__ = ["ModelCard", "build", "card", "check_options", "names"]
+__all__ = ["ModelCard", "build", "card", "check_options", "is_known", "names"]
 
 
 def names() -> list[str]:
-    """The names of all models, sorted."""
+    """The names of all models, sorted, without those of other packages."""
     return sorted(CARDS)
 
 
+def is_known(name: str) -> bool:
+    """Whether there is such a model, or may be in another package."""
+    return name in CARDS or elsewhere.is_elsewhere(name)
+
+
 def card(name: str) -> ModelCard:
-    """The card of the model called `name`."""
+    """The card of the model called `name`; also of another package's, such as `timm:resnet50` or `hf:gpt2`."""
+    if elsewhere.is_elsewhere(name):
+        return elsewhere.card(name)
     if name not in CARDS:
         raise UnknownName.among("model", name, CARDS)
     return CARDS[name]
@@ -64,6 +72,8 @@ def build(
         )
     function = getattr(importlib.import_module(model.module), model.function)
     arguments = {**model.options, **options}
+    if model.elsewhere is not None:
+        arguments["named"] = model.elsewhere
     if model.takes != "floats":
         arguments["vocabulary"] = vocabulary
     elif vocabulary is not None:
@@ -77,8 +87,8 @@ def build(
 
 
 def check_options(model: ModelCard, options: Mapping[str, object]) -> None:
-    """Raise the error for an option that the model does not have."""
-    for option in options:
+    """Raise the error for an option that the model does not have; another package checks its own when it builds."""
+    for option in options if model.elsewhere is None else ():
         if not model.options:
             raise UnknownName(f"The model {model.name!r} has no options, but {option!r} was given. Leave it out.")
         if option not in model.options:
