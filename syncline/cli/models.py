@@ -71,7 +71,7 @@ def _table(cards: list[ModelCard], width: int) -> list[str]:
         shape = f"{fitted.input_shape} {kind}"
         lines.append(f"{card.name:<{widest}}  {fitted.parameters:>11,}  {fitted.data:<11}  {shape}")
         told = f"{card.summary} {card.paper}."
-        lines += textwrap.wrap(told, width, initial_indent="    ", subsequent_indent="    ", break_long_words=False)
+        lines += _wrapped(told, width, "    ")
     return [*lines, "", f"{len(cards)} models here. Run files for all of them: examples/runs."]
 
 
@@ -80,10 +80,7 @@ def _elsewhere(others: dict[Package, list[str]], width: int, *, asked: bool) -> 
     for package in PACKAGES.values():
         if package in others:
             lines += ["", f"{len(others[package]):,} of {package.name}:"]
-            lines += textwrap.wrap(
-                "  ".join(others[package]), width, initial_indent="  ", subsequent_indent="  ",
-                break_on_hyphens=False, break_long_words=False,
-            )  # fmt: skip
+            lines += _wrapped("  ".join(others[package]), width, "  ")
         elif not package.is_installed:
             lines.append(
                 f"With {package.name} more, as {package.prefix}:NAME: pip install 'syncline[{package.prefix}]'"
@@ -94,3 +91,9 @@ def _elsewhere(others: dict[Package, list[str]], width: int, *, asked: bool) -> 
         total = len(zoo.names()) + sum(map(len, others.values()))
         lines += ["", f"{total:,} models in all."]
     return lines
+
+
+def _wrapped(text: str, width: int, indent: str) -> list[str]:
+    return textwrap.wrap(
+        text, width, initial_indent=indent, subsequent_indent=indent, break_on_hyphens=False, break_long_words=False
+    )
