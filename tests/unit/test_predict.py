@@ -14,7 +14,7 @@ from typer.testing import CliRunner
 
 import syncline
 from syncline.cli.main import app
-from syncline.data.mnist import Mnist
+from syncline.data.named import named
 from syncline.errors import CheckpointError, ConfigError, DataError, UnknownName
 from syncline.inference.pictures import find_pictures, read_picture
 from syncline.zoo import shipped
@@ -49,6 +49,17 @@ class TestTheWeightsThatComeAlong:
             drawn(digit).save(tmp_path / f"{digit}.png")
         found = syncline.predict("lenet", tmp_path)
         assert sum(one.label == one.image.stem for one in found) >= 8  # a printer's digits, not a hand's
+
+    def test_recognise_digits_that_people_wrote_for_another_data_set(self, tmp_path: Path) -> None:
+        data = named("digits")
+        inputs, targets = data.load(data.locate(None, None), "test")
+        for number in range(50):
+            scan = Image.fromarray(255 - (255 * inputs[number, 0]).astype(np.uint8)).resize((96, 96), Image.BICUBIC)
+            page = Image.new("L", (160, 130), 255)
+            page.paste(scan, (40, 20))
+            page.save(tmp_path / f"{number:02}.png")
+        right = [one.label == str(targets[n]) for n, one in enumerate(syncline.predict("lenet", tmp_path))]
+        assert sum(right) >= 40
 
     @pytest.mark.parametrize(
         ("ink", "paper", "mode"),
@@ -186,7 +197,3 @@ def test_a_run_on_what_are_no_pictures_is_told_why_it_cannot_be_asked(tmp_path: 
     drawn("3").save(tmp_path / "three.png")
     with pytest.raises(ConfigError, match=r"trained on iris.*\(4,\).*not\s+pictures"):
         syncline.predict(result.run_dir, tmp_path / "three.png")
-
-
-def test_scaling_is_that_of_the_data_the_weights_were_trained_on() -> None:
-    assert shipped.find("lenet").info.scale == Mnist().info(Path()).scale
