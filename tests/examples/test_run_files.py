@@ -43,3 +43,12 @@ def test_the_run_file_of_mlp_keeps_its_promise_on_iris(tmp_path):
     done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=150)
     assert done.returncode == 0, done.stdout + done.stderr
     assert json.loads(done.stdout.splitlines()[-1])["metrics"]["test/accuracy"] >= 0.95
+
+
+def test_the_page_about_models_has_all_of_them_with_their_sizes():
+    page = (RUNS.parents[1] / "docs" / "models.md").read_text()
+    for card in map(zoo.card, zoo.names()):
+        assert card.fitted is not None
+        options = ", ".join(f"`{option}`" for option in card.options)
+        row = f"| `{card.name}` | {card.fitted.parameters:,} | {card.fitted.data} | {options} |"
+        assert row.replace("|  |", "| |") in page
