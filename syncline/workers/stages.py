@@ -11,7 +11,8 @@ servers are out of reach from here: there it goes on for a few steps.
 
 from __future__ import annotations
 
-from typing import Protocol, runtime_checkable
+import functools
+from typing import Protocol, cast, runtime_checkable
 
 import torch
 from torch import nn
@@ -41,26 +42,38 @@ class Stages:
 
     def before_step(self, model: nn.Module, optimizer: torch.optim.Optimizer, position: Position) -> Noted | None:
         """Bring the model into the stage of the step that begins at `position`; what to tell if it is a new one."""
-        if not isinstance(model, Staged):
+        staged = _staged(model)
+        if staged is None:
             return None
         step = position.step - position.extra
-        model.enter_stage(self._done(step))
-        stage = model.stage_at(self._done(step))
-        if step and stage == model.stage_at(self._done(step - 1)):
+        staged.enter_stage(self._done(step))
+        stage = staged.stage_at(self._done(step))
+        if step and stage == staged.stage_at(self._done(step - 1)):
             return None
         _forget(optimizer)
         return Noted(message=f"training in stages: {stage} from step {step} on", details={"stage": stage, "step": step})
 
     def before_evaluation(self, model: nn.Module, position: Position) -> str | None:
         """Bring the model into the stage of the last step before `position`; the stage's name, if there are stages."""
-        if not isinstance(model, Staged):
+        staged = _staged(model)
+        if staged is None:
             return None
         done = self._done(max(position.step - position.extra - 1, 0))
-        model.enter_stage(done)
-        return model.stage_at(done)
+        staged.enter_stage(done)
+        return staged.stage_at(done)
 
     def _done(self, step: int) -> float:
         return min(step / self._total, 1.0)
+
+
+def _staged(model: nn.Module) -> Staged | None:
+    return cast("Staged", model) if _has_stages(type(model)) else None
+
+
+@functools.cache
+def _has_stages(kind: type[nn.Module]) -> bool:
+    """Remembered, for it is asked before every step."""
+    return issubclass(kind, Staged)
 
 
 def _forget(optimizer: torch.optim.Optimizer) -> None:
