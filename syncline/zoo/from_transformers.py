@@ -106,6 +106,9 @@ def _config(named: str, fit: dict[str, Any], options: dict[str, Any]) -> Any:
             hint = f" Did you mean {close[0]!r}?" if close else ""
             raise ConfigError(f"The model 'hf:{named}' has no option {option!r}.{hint} Its config has no such setting.")
     known = {key: value for key, value in fit.items() if hasattr(config, key)}
+    for key in ("bos_token_id", "eos_token_id", "pad_token_id"):
+        if "vocab_size" in known and (getattr(config, key, None) or 0) >= known["vocab_size"]:
+            known[key] = None  # a special token that the data does not have
     settings = {key: list(v) if isinstance(v, tuple) else v for key, v in {**known, **options}.items()}
     if kind in CONFIG_MAPPING:
         return CONFIG_MAPPING[kind](**settings)  # made whole, for some settings follow from others
