@@ -55,7 +55,7 @@ def predict(what: str | Path, images: str | Path | Sequence[str | Path]) -> list
             f"{what} was trained on {info.name}, whose samples have the shape {info.input_shape}: these are not "
             "pictures of one or three colours. Use the model in Python instead: syncline.train(...).model"
         )
-    shape: tuple[int, int, int] = info.input_shape  # type: ignore[assignment]  # it has three, as was just seen
+    shape: tuple[int, int, int] = info.input_shape
     is_handwriting = info.name in _HANDWRITING and shape[0] == 1
     found: list[Prediction] = []
     for start in range(0, len(pictures), _AT_ONCE):

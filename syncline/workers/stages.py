@@ -67,7 +67,8 @@ class Stages:
 
 
 def _staged(model: nn.Module) -> Staged | None:
-    return cast("Staged", model) if _has_stages(type(model)) else None
+    has_stages = _has_stages(type(model))  # type: ignore[arg-type]  # mypy finds classes unhashable
+    return cast("Staged", model) if has_stages else None
 
 
 @functools.cache

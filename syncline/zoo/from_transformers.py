@@ -99,7 +99,9 @@ def _config(named: str, fit: dict[str, Any], options: dict[str, Any]) -> Any:
     from transformers import CONFIG_MAPPING
 
     kind = _SAME_AS_TYPE.get(named, named)
-    config = CONFIG_MAPPING[kind]() if kind in CONFIG_MAPPING else _from_hub(named)
+    # Its get() knows only those that were loaded already.
+    type_of_config: Any = CONFIG_MAPPING[kind] if kind in CONFIG_MAPPING else None  # noqa: SIM401
+    config = type_of_config() if type_of_config is not None else _from_hub(named)
     for option in options:
         if not hasattr(config, option):
             close = nearest(option, vars(config))
@@ -110,8 +112,8 @@ def _config(named: str, fit: dict[str, Any], options: dict[str, Any]) -> Any:
         if "vocab_size" in known and (getattr(config, key, None) or 0) >= known["vocab_size"]:
             known[key] = None  # a special token that the data does not have
     settings = {key: list(v) if isinstance(v, tuple) else v for key, v in {**known, **options}.items()}
-    if kind in CONFIG_MAPPING:
-        return CONFIG_MAPPING[kind](**settings)  # made whole, for some settings follow from others
+    if type_of_config is not None:
+        return type_of_config(**settings)  # made whole, for some settings follow from others
     config.update(settings)
     return config
 

@@ -76,12 +76,10 @@ class Inception(nn.Module):
 
 
 def _stem(kind: str, channels: int) -> nn.Sequential:
-    first, pool_first = (_convolution(channels, 64, 3), nn.Identity())
+    first: list[nn.Module] = [_convolution(channels, 64, 3)]
     if kind == "imagenet":
-        first, pool_first = (_convolution(channels, 64, 7, stride=2), nn.MaxPool2d(3, 2, padding=1))
-    return nn.Sequential(
-        first, pool_first, _convolution(64, 64, 1), _convolution(64, 192, 3), nn.MaxPool2d(3, 2, padding=1)
-    )
+        first = [_convolution(channels, 64, 7, stride=2), nn.MaxPool2d(3, 2, padding=1)]
+    return nn.Sequential(*first, _convolution(64, 64, 1), _convolution(64, 192, 3), nn.MaxPool2d(3, 2, padding=1))
 
 
 def _convolution(channels_in: int, channels_out: int, side: int, stride: int = 1) -> nn.Sequential:

@@ -79,7 +79,7 @@ class StackedAutoencoder(nn.Module):
             values = _linear(decoder, values, is_frozen)
             if number:  # and so is the output
                 values = torch.relu(values)
-        return values.unflatten(1, self.input_shape)
+        return values.view(len(x), *self.input_shape)
 
     def _layer_at(self, done: float) -> int:
         return min(int(done / self.pretrain * len(self.encoders) + _ROUNDING), len(self.encoders) - 1)

@@ -91,7 +91,8 @@ class Block(nn.Module):
         """The same shape (batch, time, width) as came in."""
         x = x + self.dropout(self.gather(self._attend(self.attention_norm(x))))
         inner = functional.gelu(self.widen(self.perceptron_norm(x)))
-        return x + self.dropout(self.shrink(inner))
+        added: torch.Tensor = self.dropout(self.shrink(inner))
+        return x + added
 
     def _attend(self, x: torch.Tensor) -> torch.Tensor:
         batch, time, width = x.shape
