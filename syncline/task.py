@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from syncline.config.spec import Spec
 from syncline.data.named import DataInfo, Progress, named, names
+from syncline.declare.declared import Declared, Place, of_table
 from syncline.errors import ConfigError, UnknownName
 from syncline.plan.planner import TaskFacts
 from syncline.zoo import registry as zoo
@@ -68,7 +69,7 @@ class LocatedData:
 class Task:
     """What to train. Names are torch's own; everything may also be given as a Python object or a function."""
 
-    model: Spec | torch.nn.Module | Callable[[], torch.nn.Module] | str
+    model: Spec | Declared | torch.nn.Module | Callable[[], torch.nn.Module] | str | Mapping[str, Any]
     data: Any
     test: Any = None
     loss: Spec | str | Callable[..., torch.Tensor] | None = None
@@ -79,6 +80,8 @@ class Task:
     clip_norm: float | None = None
 
     def __post_init__(self) -> None:
+        if isinstance(self.model, Mapping) and "layers" in self.model:
+            object.__setattr__(self, "model", of_table(self.model, Place(), {}))
         for name in ("model", "loss", "optimizer", "schedule"):
             value = getattr(self, name)
             if isinstance(value, (str, Mapping)):
@@ -133,8 +136,9 @@ class Task:
         if self.test is not None:
             test = _length(made(self.test))
         label_of_model = str(self.model) if isinstance(self.model, Spec) else _label(self.model)
+        identity_of_model = str(self.model) if isinstance(self.model, Declared) else label_of_model
         label_of_data = self.data.name if isinstance(self.data, LocatedData) else _label(self.data)
-        identity = f"{label_of_model}|{label_of_data}|{train}|{self.loss}|{self.optimizer}|{self.schedule}"
+        identity = f"{identity_of_model}|{label_of_data}|{train}|{self.loss}|{self.optimizer}|{self.schedule}"
         return TaskFacts(
             kind=kind,
             model=label_of_model,
@@ -181,6 +185,8 @@ def _length(data: Any) -> int:
 def _label(thing: Any) -> str:
     if isinstance(thing, (tuple, list)):
         return "arrays"
+    if isinstance(thing, Declared):
+        return thing.name
     return getattr(thing, "__name__", type(thing).__name__).strip("<>")
 
 

@@ -17,8 +17,11 @@ import torch
 from torch import nn
 
 from syncline.config.spec import Spec
-from syncline.data.named import named
+from syncline.data.named import DataInfo, named
 from syncline.data.source import ArraySource, Source, as_source, inputs_only
+from syncline.declare.build import build as build_declared
+from syncline.declare.declared import Declared
+from syncline.declare.sizes import Sizes
 from syncline.errors import ConfigError, UnknownName, nearest
 from syncline.task import LocatedData, Task, made
 from syncline.zoo import registry as zoo
@@ -61,6 +64,8 @@ def build_model(task: Task, train: Source, seed: int) -> nn.Module:
     if isinstance(task.model, Spec):
         input_shape, classes = _shape_and_classes(task, train)
         return zoo.build(task.model.name, input_shape, classes, **dict(task.model.options))
+    if isinstance(task.model, Declared):
+        return build_declared(task.model, _sizes(task, train))
     model = task.model if isinstance(task.model, nn.Module) else task.model()  # type: ignore[operator]  # a Spec by now
     if not isinstance(model, nn.Module):
         raise ConfigError(
@@ -76,6 +81,8 @@ def parameter_shapes(task: Task) -> dict[str, tuple[int, ...]]:
         if isinstance(task.model, Spec) and isinstance(task.data, LocatedData):
             info = task.data.info
             model = zoo.build(task.model.name, info.input_shape, info.classes or 1, **dict(task.model.options))
+        if isinstance(task.model, Declared) and isinstance(task.data, LocatedData):
+            model = build_declared(task.model, _sizes_of(task.data.info))
     if model is None:
         model = build_model(task, build_sources(task)[0], seed=0)
     return {name: tuple(p.shape) for name, p in model.named_parameters() if p.requires_grad}
@@ -215,6 +222,26 @@ def _shape_and_classes(task: Task, train: Source) -> tuple[tuple[int, ...], int]
             "its name, for example model=syncline.zoo.build('lenet', (1, 28, 28), classes=10)."
         )
     return tuple(batch[0].shape[1:]), int(train.tensors[1].max()) + 1
+
+
+def _sizes(task: Task, train: Source) -> Sizes:
+    """What a declared model has to know of its data."""
+    if isinstance(task.data, LocatedData):
+        return _sizes_of(task.data.info)
+    batch = train.fetch([0])
+    inputs = batch[0] if isinstance(batch, (tuple, list)) else batch
+    if not isinstance(inputs, torch.Tensor):
+        raise ConfigError(f"A declared model takes samples that begin with a tensor, not {type(inputs).__name__}.")
+    targets = train.tensors[1] if isinstance(train, ArraySource) and len(train.tensors) > 1 else None
+    has_classes = targets is not None and targets.dim() == 1 and not targets.is_floating_point()
+    return Sizes(
+        input_shape=tuple(inputs.shape[1:]),
+        classes=int(targets.max()) + 1 if has_classes and targets is not None else None,
+    )
+
+
+def _sizes_of(info: DataInfo) -> Sizes:
+    return Sizes(input_shape=info.input_shape, classes=info.classes, vocabulary=getattr(info, "vocabulary", None))
 
 
 def _functional_losses() -> dict[str, Callable[..., torch.Tensor]]:

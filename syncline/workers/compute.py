@@ -1,7 +1,9 @@
 """One forward pass: from a batch as the data gives it to a loss.
 
 Here: how a batch is split into inputs and target, moved to a device and cut into pieces. A batch (a, b, ..., t) means
-`loss(model(a, b, ...), t)`; a single tensor a means `loss(model(a), a)`, as an autoencoder wants it.
+`loss(model(a, b, ...), t)`; a single tensor a means `loss(model(a), a)`, as an autoencoder wants it. In training the
+penalties on a declared model's weights are part of the loss. Each piece of a batch has them in full, and is weighted by
+its samples, as each worker is: so they count once in every step.
 """
 
 from __future__ import annotations
@@ -13,6 +15,7 @@ from typing import Any
 import torch
 
 from syncline.algorithms.partition import split
+from syncline.declare.network import penalty_of
 from syncline.errors import ConfigError
 from syncline.workers.build import Loss
 
@@ -43,6 +46,8 @@ def loss_of(model: torch.nn.Module, loss: Loss, batch: Any) -> tuple[torch.Tenso
         raise
     if value.dim() != 0:
         raise ConfigError(f"The loss has shape {tuple(value.shape)}; it must be one number, the mean over the samples.")
+    if model.training and (penalty := penalty_of(model)) is not None:
+        value = value + penalty
     return value, output, target
 
 
