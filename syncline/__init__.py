@@ -44,9 +44,9 @@ __all__ = [
     "Async", "Every", "Layerwise", "Stale",
     "Everyone", "Memory", "Neighbours", "Rivals", "Server",
     "BF16", "Exact", "Int8", "OneBit", "PowerSGD", "TopK",
-    "CheckpointError", "ConfigError", "DataError", "Declared", "Interrupted", "NonFiniteLoss", "Result", "RunConfig", "Spec",
-    "SynclineError", "Task", "UnknownName", "WorkerFailed", "adam", "adamw", "declared", "optimizer", "resume", "sgd",
-    "train", "worker",
+    "CheckpointError", "ConfigError", "DataError", "Declared", "Interrupted", "NonFiniteLoss", "Result", "RunConfig",
+    "Spec", "SynclineError", "Task", "UnknownName", "WorkerFailed", "adam", "adamw", "declared", "optimizer", "resume",
+    "sgd", "train", "worker",
 ]  # fmt: skip
 
 _HOME = {

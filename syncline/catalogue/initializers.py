@@ -78,7 +78,7 @@ def lecun_uniform(tensor: Tensor) -> Tensor:
 
 @torch.no_grad()
 def delta_orthogonal(tensor: Tensor, gain: float = 1.0) -> Tensor:
-    """An orthogonal matrix at the centre of a convolution's kernel, 0 elsewhere: Xiao et al., arXiv:1806.05393, 2018."""
+    """An orthogonal matrix at the centre of a kernel, 0 elsewhere: Xiao et al., arXiv:1806.05393, 2018."""
     if tensor.dim() < 3:
         raise ValueError("delta_orthogonal is for the kernels of convolutions")
     tensor.zero_()

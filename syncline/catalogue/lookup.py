@@ -62,12 +62,10 @@ def construct(kind: str, found: Callable[..., Any], spec: Spec, arguments: tuple
 
 def summary_of(thing: Any) -> str:
     """The first sentence of a docstring, without its markup."""
-    text = inspect.getdoc(thing) or ""
-    if not text and inspect.isclass(thing):
-        text = inspect.getdoc(thing.__init__) or ""
+    text = inspect.cleandoc(thing.__doc__ or "")  # its own: what a class inherits is about another one
     for paragraph in re.split(r"\n\s*\n", text):
         plain = _without_markup(paragraph)
-        if plain and not plain.startswith((".. ", "Args", ">>>")):
+        if plain and not plain.startswith((".. ", "Args", ">>>", "__init__")):
             return re.split(r"(?<=[a-z)\]])\.(?:\s|$)", plain)[0].rstrip(".:") + "."
     return ""
 
@@ -76,4 +74,5 @@ def _without_markup(text: str) -> str:
     text = re.sub(r":\w+:`~?([^`<]*?)(?:\s*<[^`]*>)?`", r"\1", text)
     text = re.sub(r"`([^`<]*?)\s*<[^`]*>`_+", r"\1", text)
     text = re.sub(r"\\(?:text|operatorname|mathcal)\{([^}]*)\}", r"\1", text)
-    return " ".join(text.replace("``", "").replace("`", "").split())
+    text = re.sub(r"`_+|(?<=\w)_+(?=[\s.,)]|$)", "", text)
+    return " ".join(text.replace("`", "").replace("\\", "").split())

@@ -51,9 +51,8 @@ def orthogonality(weight: Tensor, strength: float = 0.01) -> Tensor:
     matrix = weight.flatten(1)
     if matrix.shape[0] > matrix.shape[1]:
         matrix = matrix.T
-    return (
-        strength * (matrix @ matrix.T - torch.eye(len(matrix), dtype=weight.dtype, device=weight.device)).square().sum()
-    )
+    identity = torch.eye(len(matrix), dtype=weight.dtype, device=weight.device)
+    return strength * (matrix @ matrix.T - identity).square().sum()
 
 
 def spectral(weight: Tensor, strength: float = 0.01) -> Tensor:

@@ -19,6 +19,8 @@ from syncline import __version__
 from syncline.cli.chaos import chaos
 from syncline.cli.cluster import app as cluster
 from syncline.cli.flags import with_run_options
+from syncline.cli.list import list_names
+from syncline.cli.show import show
 from syncline.cli.task_flags import (
     ClipNorm,
     Data,
@@ -368,6 +370,8 @@ def _install_peers(suites: list[str], keys: list[str], peers_dir: Path | None) -
 
 
 app.command()(chaos)
+app.command(name="list")(list_names)
+app.command()(show)
 
 
 class _Telling:

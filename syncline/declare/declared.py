@@ -8,6 +8,7 @@ builds them (`build.py`). Not here: files (`read.py`).
 
 from __future__ import annotations
 
+import importlib
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -108,13 +109,15 @@ class Declared:
 
         The parameters are drawn from torch's global generator, layer by layer, as torch's own layers do.
         """
-        from syncline.declare.build import build
-        from syncline.declare.sizes import Sizes
-
         shape = input_shape if input_shape is not None else self.input
         if shape is None:
             raise ConfigError("Which shape has a sample? Give input_shape, for example (1, 28, 28).")
-        return build(self, Sizes(input_shape=tuple(shape), classes=classes, vocabulary=vocabulary))
+        # Only those who build a model need torch.
+        sizes = importlib.import_module("syncline.declare.sizes").Sizes(
+            input_shape=tuple(shape), classes=classes, vocabulary=vocabulary
+        )
+        made: nn.Module = importlib.import_module("syncline.declare.build").build(self, sizes)
+        return made
 
     def __str__(self) -> str:
         weights = f" {self.weights}" if str(self.weights) else ""
@@ -139,9 +142,7 @@ def of_table(table: Mapping[str, Any], place: Place, places: Mapping[int, Place]
             raise place.error(f"A model has no setting {key!r}. {_meant(key, _OF_MODEL)}", key)
     layers = table.get("layers")
     if not isinstance(layers, list) or not layers:
-        raise place.error(
-            'layers is empty. Give at least one, for example layers = ["flatten", "linear(10)"].', "layers"
-        )
+        raise place.error('layers is empty. Give at least one: layers = ["flatten", "linear(10)"].', "layers")
     shape = table.get("input")
     if shape is not None and not _is_shape(shape):
         raise place.error(f"input is {shape!r}, but must be the shape of a sample, such as [1, 28, 28].", "input")

@@ -1,28 +1,29 @@
 """From the names in a task to torch objects.
 
-Here: looking up models, losses, optimisers, schedules by torch's own names, and telling the nearest name when there is
-none. Not here: metrics (`metrics.py`), data that is known by name (`data/named.py`).
+Here: making models, losses, optimisers and schedules that a task names. Not here: which names there are
+(`catalogue/`), metrics (`metrics.py`), data that is known by name (`data/named.py`).
 """
 
 from __future__ import annotations
 
 import functools
 import inspect
-import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import torch
 from torch import nn
 
+from syncline.catalogue import losses, optimizers, schedules
+from syncline.catalogue.lookup import check_options, construct, find, key
 from syncline.config.spec import Spec
 from syncline.data.named import DataInfo, named
 from syncline.data.source import ArraySource, Source, as_source, inputs_only
 from syncline.declare.build import build as build_declared
 from syncline.declare.declared import Declared
 from syncline.declare.sizes import Sizes
-from syncline.errors import ConfigError, UnknownName, nearest
+from syncline.errors import ConfigError, UnknownName
 from syncline.task import LocatedData, Task, made
 from syncline.zoo import registry as zoo
 
@@ -92,16 +93,15 @@ def build_loss(loss: Spec | Loss) -> Loss:
     """A loss by the name of a function in torch.nn.functional or of a class in torch.nn, or the callable itself."""
     if not isinstance(loss, Spec):
         return loss
-    functions = _functional_losses()
+    functions, classes = losses.functions(), losses.classes()
     if loss.name in functions:
-        _check_options(functions[loss.name], loss, skip=("input", "target"))
+        check_options(functions[loss.name], loss, skip=("input", "target"))
         return functools.partial(functions[loss.name], **loss.options)
-    classes = {name: getattr(nn, name) for name in torch.nn.modules.loss.__all__ if hasattr(nn, name)}
-    by_key = {_key(name, "loss"): c for name, c in classes.items()}
-    found = by_key.get(_key(loss.name, "loss"))
+    by_key = {key(name).removesuffix("loss"): c for name, c in classes.items()}
+    found = by_key.get(key(loss.name).removesuffix("loss"))
     if found is None:
         raise UnknownName.among("loss", loss.name, [*functions, *classes])
-    made: Loss = _construct("loss", found, loss, ())
+    made: Loss = construct("loss", found, loss, ())
     return made
 
 
@@ -120,17 +120,12 @@ def build_optimizer(task: Task, model: nn.Module, *, may_fuse: bool = True) -> t
         if not isinstance(made, torch.optim.Optimizer):
             raise ConfigError(f"The optimiser's function returned a {type(made).__name__}, not a torch optimiser.")
         return made
-    classes = {
-        n: c for n, c in vars(torch.optim).items() if inspect.isclass(c) and issubclass(c, torch.optim.Optimizer)
-    }
-    classes.pop("Optimizer")
-    classes.pop("LBFGS", None)  # needs several evaluations in one step
-    found = _find("optimizer", wanted.name, classes)
+    found = find("optimizer", wanted.name, optimizers.table())
     if task.weight_decay is not None:
         wanted = wanted.with_options(weight_decay=task.weight_decay)
     if may_fuse and _can_be_fused(found, wanted, model):
         wanted = wanted.with_options(fused=True)
-    optimizer: torch.optim.Optimizer = _construct("optimizer", found, wanted, (list(parameters),))
+    optimizer: torch.optim.Optimizer = construct("optimizer", found, wanted, (list(parameters),))
     if isinstance(optimizer, torch.optim.SGD) and optimizer.defaults["fused"] and optimizer.defaults["momentum"]:
         # The fused step does not bear that some parameters have momentum and others, not used until now, have none.
         optimizer.state.update({p: {"momentum_buffer": torch.zeros_like(p)} for p in model.parameters()})
@@ -186,9 +181,7 @@ def build_schedule(
         made = schedule(optimizer)
         every = "epoch" if type(made).__name__ in _BY_EPOCH else "step"
         return Schedule(made, every)
-    module = torch.optim.lr_scheduler
-    classes = {n: c for n, c in vars(module).items() if inspect.isclass(c) and issubclass(c, module.LRScheduler)}
-    found = _find("schedule", schedule.name, {n: c for n, c in classes.items() if n[0] != "_" and n != "LRScheduler"})
+    found = find("schedule", schedule.name, schedules.table())
     every = schedule.options.get("every", "epoch" if found.__name__ in _BY_EPOCH else "step")
     if every not in ("step", "epoch"):
         raise ConfigError(f"The schedule's option every is {every!r}; it can be 'step' or 'epoch'.")
@@ -202,7 +195,7 @@ def build_schedule(
         options.setdefault("max_lr", optimizer.param_groups[0]["lr"])
     elif "total_iters" in takes and found.__name__ == "PolynomialLR":
         options.setdefault("total_iters", length)
-    return Schedule(_construct("schedule", found, Spec(schedule.name, options), (optimizer,)), every)
+    return Schedule(construct("schedule", found, Spec(schedule.name, options), (optimizer,)), every)
 
 
 def _shape_and_classes(task: Task, train: Source) -> tuple[tuple[int, ...], int]:
@@ -242,47 +235,3 @@ def _sizes(task: Task, train: Source) -> Sizes:
 
 def _sizes_of(info: DataInfo) -> Sizes:
     return Sizes(input_shape=info.input_shape, classes=info.classes, vocabulary=getattr(info, "vocabulary", None))
-
-
-def _functional_losses() -> dict[str, Callable[..., torch.Tensor]]:
-    without_suffix = ("cross_entropy", "binary_cross_entropy", "binary_cross_entropy_with_logits", "kl_div")
-    functions = vars(torch.nn.functional)
-    return {
-        n: f
-        for n, f in functions.items()
-        if callable(f) and (n in without_suffix or n.endswith("_loss")) and n[0] != "_"
-    }
-
-
-def _find(kind: str, name: str, classes: Mapping[str, Any]) -> Any:
-    by_key = {_key(n, ""): c for n, c in classes.items()}
-    found = by_key.get(_key(name, ""))
-    if found is None:
-        raise UnknownName.among(kind, name, classes)
-    return found
-
-
-def _key(name: str, suffix: str) -> str:
-    """`CrossEntropyLoss`, `cross_entropy` and `cross-entropy` are one name."""
-    return (
-        re.sub(f"{suffix}$", "", name.lower().replace("_", "").replace("-", ""))
-        if suffix
-        else name.lower().replace("_", "")
-    )
-
-
-def _check_options(function: Callable[..., Any], spec: Spec, skip: tuple[str, ...] = ()) -> None:
-    known = [n for n in inspect.signature(function).parameters if n not in (*skip, "self", "params", "optimizer")]
-    for option in spec.options:
-        if option not in known:
-            close = nearest(option, known)
-            hint = f" Did you mean {close[0]!r}?" if close else ""
-            raise ConfigError(f"{spec.name} has no option {option!r}.{hint} It takes: {', '.join(known)}.")
-
-
-def _construct(kind: str, found: Callable[..., Any], spec: Spec, arguments: tuple[Any, ...]) -> Any:
-    _check_options(found, spec)
-    try:
-        return found(*arguments, **spec.options)
-    except (TypeError, ValueError) as error:
-        raise ConfigError(f"The {kind} {spec} cannot be made: {error}.") from error
