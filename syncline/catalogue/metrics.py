@@ -20,6 +20,9 @@ _SEVERAL_NUMBERS = {
 }  # fmt: skip
 """Curves, tables and pairs; a run reports single numbers."""
 
+_NOT_IN_PARTS = {"NormalizedRootMeanSquaredError"}
+"""torchmetrics does not bring the states of these together rightly."""
+
 _MADE_OF_CODE = {"metric_func", "things"}
 """Arguments that a run file has no way to write."""
 
@@ -44,7 +47,7 @@ def _itself(metric: Any) -> Any:
 
 
 def _is_usable(name: str, metric: Any) -> bool:
-    if metric.__module__.startswith(_NOT_OF_TENSORS) or name in _SEVERAL_NUMBERS:
+    if metric.__module__.startswith(_NOT_OF_TENSORS) or name in _SEVERAL_NUMBERS | _NOT_IN_PARTS:
         return False
     if _MADE_OF_CODE & set(inspect.signature(metric.__init__).parameters):
         return False

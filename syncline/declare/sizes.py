@@ -7,7 +7,7 @@ nearest name for one that it does not have. Not here: what the input of a layer 
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -54,23 +54,30 @@ def bound(layer: type[nn.Module], call: Call, inputs: Sequence[Tensor], sizes: S
     options = {**following, **{name: _size(value, sizes) for name, value in call.options.items()}}
     arguments = [_size(value, sizes) for value in call.arguments]
     # What follows from the input is left out by those who write arguments by position.
-    open_names = [n for n, p in parameters.items() if n not in options and p.kind is not p.KEYWORD_ONLY]
+    open_names = [n for n, p in parameters.items() if n not in following and p.kind is not p.KEYWORD_ONLY]
     takes_any = any(p.kind is p.VAR_POSITIONAL for p in parameters.values())
     if takes_any:
         return signature.bind(*arguments, **options)
     if len(arguments) > len(open_names):
         raise ConfigError(f"{layer.__name__} takes at most {len(open_names)} arguments, not {len(arguments)}.")
-    options.update(zip(open_names, arguments, strict=False))
+    for name, argument in zip(open_names, arguments, strict=False):
+        if name in options:
+            raise ConfigError(f"{layer.__name__} gets {name} twice: {argument!r} by its place, and by its name.")
+        options[name] = argument
     missing = [n for n, p in parameters.items() if p.default is p.empty and n not in options and p.kind < 2]
     if missing:
-        raise ConfigError(f"{layer.__name__} needs {' and '.join(missing)}{_why(missing[0])}.")
+        raise ConfigError(f"{layer.__name__} needs {' and '.join(missing)}{_why(parameters, sizes)}.")
     if "batch_first" in parameters:
         options.setdefault("batch_first", True)  # as all data is here; torch's own default is an old one
     return signature.bind(**options)
 
 
 def _following(
-    layer: type[nn.Module], parameters: Any, call: Call, inputs: Sequence[Tensor], sizes: Sizes
+    layer: type[nn.Module],
+    parameters: Mapping[str, inspect.Parameter],
+    call: Call,
+    inputs: Sequence[Tensor],
+    sizes: Sizes,
 ) -> dict[str, Any]:
     found: dict[str, Any] = {}
     for name, parameter in parameters.items():
@@ -105,5 +112,6 @@ def _size(value: Any, sizes: Sizes) -> Any:
     return number
 
 
-def _why(name: str) -> str:
-    return ", because this data has no vocabulary it would follow from" if name == "num_embeddings" else ""
+def _why(parameters: Mapping[str, Any], sizes: Sizes) -> str:
+    has_none = "num_embeddings" in parameters and sizes.vocabulary is None
+    return "; this data has no vocabulary from which num_embeddings would follow" if has_none else ""

@@ -56,7 +56,10 @@ class MetricSet:
             for key, reduction in metric._reductions.items():
                 setattr(metric, key, _merge([s[name][key] for s in states], reduction, name))
             metric._update_count = len(states)  # or torchmetrics warns that there was nothing to compute from
-            value = metric.compute()
+            try:
+                value = metric.compute()
+            except (IndexError, RuntimeError, ValueError) as error:
+                raise ConfigError(f"The metric {name} cannot be computed from this data: {error}") from error
             if not isinstance(value, torch.Tensor) or value.numel() != 1:
                 raise ConfigError(
                     f"The metric {name} is not a single number; choose one that is, or give it an average."
