@@ -19,7 +19,7 @@ def as_text(anatomy: Anatomy) -> str:
     """A table, and below it the totals for one sample."""
     parts = anatomy.parts
     gutters = _gutters(parts)
-    rows = [("", *_HEADINGS)]
+    rows: list[tuple[str, ...]] = [("", *_HEADINGS)]
     rows += [(gutter, *_cells(part, parts, k)) for k, (gutter, part) in enumerate(zip(gutters, parts, strict=True))]
     widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]))]
     lines = [anatomy.title, ""]

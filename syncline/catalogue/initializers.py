@@ -82,7 +82,10 @@ def delta_orthogonal(tensor: Tensor, gain: float = 1.0) -> Tensor:
     if tensor.dim() < 3:
         raise ValueError("delta_orthogonal is for the kernels of convolutions")
     tensor.zero_()
-    centre = tuple(n // 2 for n in tensor.shape[2:])
+    centre = [n // 2 for n in tensor.shape[2:]]
     matrix = torch.empty(tensor.shape[:2], dtype=tensor.dtype, device=tensor.device)
-    tensor[(slice(None), slice(None), *centre)] = nn.init.orthogonal_(matrix, gain)
+    middle = tensor
+    for place in centre:
+        middle = middle.select(2, place)
+    middle.copy_(nn.init.orthogonal_(matrix, gain))
     return tensor

@@ -11,6 +11,7 @@ computes with its projection. So it holds exactly, also between two exchanges an
 from __future__ import annotations
 
 import functools
+import math
 from collections.abc import Callable
 from typing import Any
 
@@ -43,7 +44,8 @@ def elastic_net(weight: Tensor, l1: float = 0.01, l2: float = 0.01) -> Tensor:
 def group_lasso(weight: Tensor, strength: float = 0.01) -> Tensor:
     """An l1 penalty on the norms of whole outputs, which are switched off together: Yuan & Lin, 2006."""
     rows = weight.flatten(1)
-    return strength * rows.shape[1] ** 0.5 * torch.linalg.vector_norm(rows, dim=1).sum()
+    lengths: Tensor = torch.linalg.vector_norm(rows, dim=1)
+    return strength * math.sqrt(rows.shape[1]) * lengths.sum()
 
 
 def orthogonality(weight: Tensor, strength: float = 0.01) -> Tensor:
@@ -57,7 +59,8 @@ def orthogonality(weight: Tensor, strength: float = 0.01) -> Tensor:
 
 def spectral(weight: Tensor, strength: float = 0.01) -> Tensor:
     """Half the square of the largest singular value: Yoshida & Miyato, arXiv:1705.10941, 2017."""
-    return strength / 2 * torch.linalg.matrix_norm(weight.flatten(1), 2).square()
+    largest: Tensor = torch.linalg.matrix_norm(weight.flatten(1), 2)
+    return strength / 2 * largest.square()
 
 
 class MaxNorm(nn.Module):
@@ -116,4 +119,5 @@ def _parametrized(kind: type[nn.Module], module: nn.Module, name: str, *argument
 
 def _norms(weight: Tensor) -> Tensor:
     """Of the weights of each output."""
-    return torch.linalg.vector_norm(weight, dim=tuple(range(1, weight.dim())), keepdim=True)
+    norms: Tensor = torch.linalg.vector_norm(weight, dim=tuple(range(1, weight.dim())), keepdim=True)
+    return norms
