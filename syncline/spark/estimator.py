@@ -246,7 +246,7 @@ class _FromLayers:
     """A declared model for rows of a known shape, made in the worker."""
 
     def __init__(self, declared: Declared, shape: tuple[int, ...], classes: int) -> None:
-        self.__name__ = str(declared)
+        self.__name__ = declared.name
         self._declared, self._shape, self._classes = declared, shape, classes
 
     def __call__(self) -> torch.nn.Module:
