@@ -23,7 +23,7 @@ def list_names(
         str | None, typer.Argument(metavar="KIND", help=f"One of {', '.join(KINDS)}. Default: how many of each.")
     ] = None,
     filter: Annotated[
-        str | None, typer.Argument(metavar="[FILTER]", help="Only what has this in its name or sentence.")
+        str | None, typer.Argument(metavar="FILTER", help="Only what has this in its name or sentence.")
     ] = None,
     json: Annotated[bool, typer.Option("--json", help="One JSON object a line.")] = False,
 ) -> None:

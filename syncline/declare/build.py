@@ -18,7 +18,7 @@ from torch import Tensor, nn
 
 from syncline.catalogue import layers as layer_names
 from syncline.catalogue.lookup import find
-from syncline.declare.declared import INPUT, PREVIOUS, Declared, Layer
+from syncline.declare.declared import INPUT, PREVIOUS, Declared, Layer, Weights
 from syncline.declare.network import Network, Step, applied, first_of, set_penalties
 from syncline.declare.sizes import Sizes, bound
 from syncline.declare.weights import PenaltyTerm, constrain, initialize, penalty_terms
@@ -59,15 +59,8 @@ def build(model: Declared, sizes: Sizes) -> nn.Module:
     modules: dict[str, nn.Module] = {}
     terms: list[PenaltyTerm] = []
     for found in resolved:
-        own = found.layer.weights
-        module = found.make()
-        try:
-            initialize(module, own, model.weights)
-            terms += penalty_terms(found.name, module, own, model.weights)
-            constrain(module, own, model.weights)
-        except ConfigError as error:
-            raise found.layer.place.error(f"{_capital(found.layer.label)}: {error}") from error
-        modules[found.name] = module
+        modules[found.name] = module = found.make()
+        terms += _weighted(module, found, model.weights)
     made: nn.Module
     if all(found.is_plain for found in resolved):
         made = nn.Sequential()
@@ -77,6 +70,21 @@ def build(model: Declared, sizes: Sizes) -> nn.Module:
         made = Network(list(modules.values()), [Step(f.name, f.layer.sources) for f in resolved])
     set_penalties(made, terms)
     return made
+
+
+def _weighted(module: nn.Module, found: Resolved, common: Weights) -> list[PenaltyTerm]:
+    """Give a layer its initial weights and constraints; its penalties are returned."""
+    own = found.layer.weights
+    key = "init"
+    try:
+        initialize(module, own, common)
+        key = "regularizer"
+        terms = penalty_terms(found.name, module, own, common)
+        key = "constraint"
+        constrain(module, own, common)
+    except ConfigError as error:
+        raise found.layer.place.error(f"{_capital(found.layer.label)}: {error}", key) from error
+    return terms
 
 
 def resolve(model: Declared, sizes: Sizes) -> list[Resolved]:
