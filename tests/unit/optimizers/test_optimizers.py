@@ -9,6 +9,7 @@ import torch
 from torch import nn
 
 from syncline import optimizers
+from syncline.comms.parameter_server.shell import read_shell, write_shell
 from syncline.optimizers import LAMB, LARS, AdaBelief, Lion, Yogi
 
 WEIGHT = torch.tensor([[3.0, -4.0], [0.5, 1.0]])
@@ -85,6 +86,19 @@ def test_going_on_from_a_saved_state_changes_nothing(name):
         parameter.grad = GRADIENT.clone()
         optimiser.step()
     assert torch.equal(weight, other)
+
+
+@pytest.mark.parametrize("name", optimizers.__all__)
+def test_a_server_steps_with_the_shell_of_a_workers_optimiser(name):
+    here, there = nn.Parameter(WEIGHT.clone()), nn.Parameter(WEIGHT.clone())
+    optimizer = getattr(optimizers, name)([here], lr=0.1)
+    at_server, _ = read_shell(write_shell(optimizer), [[there]])
+    for _ in range(3):
+        here.grad, there.grad = GRADIENT.clone(), GRADIENT.clone()
+        optimizer.step()
+        at_server.step()
+    assert torch.equal(here, there)
+    assert not torch.equal(here, WEIGHT)
 
 
 def test_a_setting_out_of_bounds_is_told():
