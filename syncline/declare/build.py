@@ -91,7 +91,7 @@ def resolve(model: Declared, sizes: Sizes) -> list[Resolved]:
     """Every layer with its arguments and the shape of its output."""
     _check_input(model, sizes)
     kinds = [_kind(layer) for layer in model.layers]
-    dtype = torch.int64 if sizes.vocabulary is not None else torch.float32
+    dtype = torch.int64 if sizes.are_tokens or sizes.vocabulary is not None else torch.float32
     sample = torch.zeros(_SAMPLES, *sizes.input_shape, dtype=dtype, device="meta")
     values: dict[str, Tensor] = {INPUT: sample, PREVIOUS: sample}
     found: list[Resolved] = []

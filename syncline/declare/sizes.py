@@ -27,6 +27,8 @@ class Sizes:
     input_shape: tuple[int, ...]
     classes: int | None = None
     vocabulary: int | None = None
+    are_tokens: bool = False
+    """Whether samples are whole numbers, also where nobody knows how many different ones there are."""
 
 
 _FOLLOWS: dict[str, Callable[[Sequence[Tensor]], int]] = {

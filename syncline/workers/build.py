@@ -225,12 +225,18 @@ def _sizes(task: Task, train: Source) -> Sizes:
     inputs = batch[0] if isinstance(batch, (tuple, list)) else batch
     if not isinstance(inputs, torch.Tensor):
         raise ConfigError(f"A declared model takes samples that begin with a tensor, not {type(inputs).__name__}.")
-    targets = train.tensors[1] if isinstance(train, ArraySource) and len(train.tensors) > 1 else None
-    has_classes = targets is not None and targets.dim() == 1 and not targets.is_floating_point()
-    return Sizes(
-        input_shape=tuple(inputs.shape[1:]),
-        classes=int(targets.max()) + 1 if has_classes and targets is not None else None,
-    )
+    arrays = train.tensors if isinstance(train, ArraySource) else ()
+    are_tokens = not inputs.is_floating_point()
+    tokens = _different(arrays[0]) if arrays and are_tokens else None
+    classes = _different(arrays[1]) if len(arrays) > 1 and not arrays[1].is_floating_point() else None
+    if tokens and classes and arrays[0].shape == arrays[1].shape:  # each token's target is the one that follows it
+        tokens = classes = max(tokens, classes)
+    return Sizes(input_shape=tuple(inputs.shape[1:]), classes=classes, vocabulary=tokens, are_tokens=are_tokens)
+
+
+def _different(numbers: torch.Tensor) -> int:
+    """How many whole numbers from 0 there are."""
+    return int(numbers.max()) + 1
 
 
 def _sizes_of(info: DataInfo) -> Sizes:
