@@ -31,6 +31,7 @@ __all__ = [
     "build_optimizer",
     "build_schedule",
     "build_sources",
+    "class_names",
     "parameter_shapes",
 ]
 
@@ -53,6 +54,12 @@ def _sources(task: Task) -> tuple[Source, Source | None]:
         return train, own_test or ArraySource(*data_set.load(path, "test"), scale=scale)
     test = as_source(made(task.test)) if task.test is not None else None
     return as_source(made(task.data)), test
+
+
+def class_names(task: Task) -> list[str] | None:
+    """What the classes of the data are called, if it says so."""
+    names = getattr(task.data.info, "class_names", None) if isinstance(task.data, LocatedData) else None
+    return list(names) if names else None
 
 
 def build_model(task: Task, train: Source, seed: int) -> nn.Module:

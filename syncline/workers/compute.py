@@ -16,7 +16,7 @@ from syncline.algorithms.partition import split
 from syncline.errors import ConfigError
 from syncline.workers.build import Loss
 
-__all__ = ["correct_fraction", "leaving_nothing_behind", "loss_of", "pieces", "to_device"]
+__all__ = ["correct_fraction", "is_classification", "leaving_nothing_behind", "loss_of", "pieces", "to_device"]
 
 
 def loss_of(model: torch.nn.Module, loss: Loss, batch: Any) -> tuple[torch.Tensor, torch.Tensor, Any]:
@@ -79,16 +79,20 @@ def leaving_nothing_behind(model: torch.nn.Module, device: torch.device) -> Iter
                 buffer.copy_(value)
 
 
-def correct_fraction(output: Any, target: Any) -> float | None:
-    """How many of the samples are classified rightly, if this is a classification."""
-    is_classification = (
+def is_classification(output: Any, target: Any) -> bool:
+    """Whether there is a score for each class, and one class for each sample."""
+    return (
         isinstance(output, torch.Tensor)
         and isinstance(target, torch.Tensor)
         and output.dim() == 2
         and target.dim() == 1
         and not target.is_floating_point()
     )
-    if not is_classification:
+
+
+def correct_fraction(output: Any, target: Any) -> float | None:
+    """How many of the samples are classified rightly, if this is a classification."""
+    if not is_classification(output, target):
         return None
     return float((output.detach().argmax(1) == target).sum()) / len(target)
 

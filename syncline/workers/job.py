@@ -24,14 +24,23 @@ from syncline.plan.tuning import Tuning
 from syncline.strategies.exchange import Exchange, Replica
 from syncline.task import Task
 from syncline.telemetry.events import Evaluated, Warned
+from syncline.telemetry.predictions import write_predictions
 from syncline.workers.batch_norm import has_global_batch_norm, take_part_without_samples
-from syncline.workers.build import build_loss, build_model, build_optimizer, build_schedule, build_sources
+from syncline.workers.build import (
+    build_loss,
+    build_model,
+    build_optimizer,
+    build_schedule,
+    build_sources,
+    class_names,
+)
 from syncline.workers.calibrate import find_tuning
 from syncline.workers.compute import correct_fraction, loss_of, pieces, to_device
 from syncline.workers.course import Course
 from syncline.workers.evaluate import evaluate, mean_loss_and_accuracy
 from syncline.workers.metrics import MetricSet
 from syncline.workers.micro_batches import MicroBatches
+from syncline.workers.predicting import Predicting
 from syncline.workers.recompute import recompute_activations
 from syncline.workers.runtime import Runtime
 from syncline.workers.step import Outcome, Update
@@ -45,6 +54,9 @@ _ACCURACY_EVERY = 4
 
 _FEW_SAMPLES = 8
 """With so many is tried out what is fastest, if memory is short."""
+
+_KEEP_PREDICTIONS_S = 2.0
+"""How often what was predicted is written at most, but for the last time."""
 
 _NOTHING = np.empty(0, np.int64)
 
@@ -74,6 +86,7 @@ class Job:
         self._metrics = MetricSet(task.metrics)  # type: ignore[arg-type]  # likewise
         self._micro_batches = MicroBatches(runtime, self._try_out)
         self.trained = Trained(self._build)
+        self._predictions_kept_at = -math.inf
 
     def _build(self) -> Parts:
         """Model, optimiser and schedule as they are before the first step."""
@@ -232,7 +245,7 @@ class Job:
             if not self.runtime.has_global_batch_norm and not self.plan.held_out:
                 for buffer in self.replica.model.buffers():
                     self.runtime.collective.broadcast_(buffer)  # rank 0's statistics are the run's
-            result = evaluate(
+            result, predicting = evaluate(
                 self.replica.model, self._loss, self._metrics, self._test, self.runtime.collective, self.device,
                 self._micro_batches.at_once,
             )  # fmt: skip
@@ -241,6 +254,21 @@ class Job:
         if self.runtime.rank == 0:
             seconds = time.perf_counter() - start
             self.recorder.emit(Evaluated(epoch=position.epoch, step=position.step, metrics=result, seconds=seconds))
+            self._keep(predicting, position)
+
+    def _keep(self, predicting: Predicting, position: Position) -> None:
+        """Leave what was predicted in the run directory; where evaluations are frequent, not each time."""
+        is_due = time.monotonic() - self._predictions_kept_at >= _KEEP_PREDICTIONS_S or self.is_complete(position)
+        run_dir, test = self.runtime.run_dir, self._test
+        if not is_due or run_dir is None or test is None:
+            return
+        self._predictions_kept_at = time.monotonic()
+        found = predicting.told(test, epoch=position.epoch, step=position.step, class_names=class_names(self._task))
+        try:
+            if found is not None:
+                write_predictions(run_dir, found)
+        except OSError as error:
+            self.runtime.warn(f"predictions.json could not be written: {error.strerror}. Training goes on.")
 
     def is_complete(self, position: Position) -> bool:
         """Whether the plan is fulfilled."""
