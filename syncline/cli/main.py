@@ -19,6 +19,7 @@ from syncline import __version__
 from syncline.cli.chaos import chaos
 from syncline.cli.cluster import app as cluster
 from syncline.cli.flags import with_run_options
+from syncline.cli.report import report
 from syncline.cli.task_flags import (
     ClipNorm,
     Data,
@@ -368,6 +369,7 @@ def _install_peers(suites: list[str], keys: list[str], peers_dir: Path | None) -
 
 
 app.command()(chaos)
+app.command()(report)
 
 
 class _Telling:

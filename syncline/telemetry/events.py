@@ -12,9 +12,9 @@ from typing import Any
 import msgspec
 
 __all__ = [
-    "WAITING", "CheckpointSaved", "Contest", "Evaluated", "Event", "Exchanged", "Logged", "Noted", "Progress", "RunEnded",
-    "RunStarted", "StrategySwitched", "Summary", "Warned", "WentOn", "WorkerFailure", "WorkerLost", "WorkerOutput",
-    "WorkerReady", "WorkerSlow", "from_dict", "to_dict", "to_line",
+    "WAITING", "CheckpointSaved", "Contest", "Evaluated", "Event", "Exchanged", "Logged", "Noted", "Progress",
+    "RunEnded", "RunStarted", "StrategySwitched", "Summary", "Warned", "WentOn", "WorkerFailure", "WorkerLost",
+    "WorkerOutput", "WorkerReady", "WorkerSlow", "from_dict", "to_dict", "to_line",
 ]  # fmt: skip
 
 WAITING = "waiting"
