@@ -32,6 +32,7 @@ from syncline.cli.task_flags import (
     WeightDecay,
     What,
 )
+from syncline.cli.watch import watch
 from syncline.errors import ConfigError, Interrupted, SynclineError
 from syncline.telemetry.events import Event, RunEnded
 from syncline.view.observer import Observer
@@ -370,6 +371,7 @@ def _install_peers(suites: list[str], keys: list[str], peers_dir: Path | None) -
 
 app.command()(chaos)
 app.command()(report)
+app.command()(watch)
 
 
 class _Telling:

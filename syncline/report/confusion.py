@@ -43,7 +43,8 @@ def confusion(found: Predictions) -> str:
     )
     matrix = _matrix(found) if found.classes <= _LARGEST_MATRIX else ""
     pairs = worst_pairs(found.pairs)
-    return told + matrix + (_pairs(found, pairs) if pairs and not matrix else "") + _examples(found)
+    first = matrix or (_pairs(found, pairs) if pairs else "")
+    return f'{told}<div class="confusion"><div>{first}</div><div>{_examples(found)}</div></div>'
 
 
 def worst_pairs(pairs: Sequence[Pair]) -> list[Pair]:

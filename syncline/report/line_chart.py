@@ -67,10 +67,10 @@ def scale_for(values: Sequence[float], *, is_share: bool = False, starts_at_zero
     """An axis with round ends on which all these values lie; from zero, where that costs little room."""
     low, high = min(values), max(values)
     if starts_at_zero or 0 <= low < 0.4 * high:
-        low = min(low, 0.0)
-    if not low < high:
+        low, high = min(low, 0.0), max(high, 0.0)
+    if high - low <= 1e-9 * max(abs(low), abs(high)):
         margin = abs(high) * 0.1 or 1.0
-        low, high = (0.0, high + margin) if starts_at_zero else (low - margin, high + margin)
+        low, high = (0.0 if starts_at_zero else low - margin), high + margin
     step = step_between(low, high, _Y_TICKS)
     low, high = step * (low / step // 1), step * -(-high / step // 1)
     if is_share:
@@ -125,11 +125,9 @@ def spread_out(places: Sequence[float], least: float) -> list[float]:
 
 
 def _x_scale(values: Sequence[float], *, is_time: bool) -> Scale:
-    low, high = min(values), max(values)
-    if 0 <= low < 0.2 * high:
-        low = 0.0
+    low, high = min(0.0, *values), max(values)  # a run begins at zero, whatever is counted
     if not low < high:
-        low, high = low - 0.5, high + 0.5
+        high = low + 1.0
     return Scale(low, high, (round_times if is_time else round_numbers)(low, high, _X_TICKS))
 
 
@@ -174,9 +172,10 @@ def _mark_numbers(chart: Chart, x: Scale) -> str:
 def _end_labels(chart: Chart, lines: Sequence[Line], y: Scale) -> str:
     """Each line's name and last value, where the line ends."""
     places = spread_out([100 * (1 - y.part(line.points[-1][1])) for line in lines], _LABEL_PERCENT)
+    is_one = len(lines) == 1  # then the chart's title says it
     return "".join(
         f'<span class="c{line.colour}" style="top:{place:.2f}%" title="{text(line.label)}"><i></i>'
-        f"<b>{text(chart.write(line.points[-1][1]))}</b> {text(line.label)}</span>"
+        f"<b>{text(chart.write(line.points[-1][1]))}</b>{'' if is_one else ' ' + text(line.label)}</span>"
         for line, place in zip(lines, places, strict=True)
     )
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import Any
 
 from syncline.errors import ConfigError, nearest
 from syncline.report.record import RunRecord, record_of
@@ -36,11 +37,18 @@ def load(paths: Sequence[Path], is_live: Callable[[Path], bool]) -> list[RunReco
     records = []
     for run_dir, name in zip(found, short_names([run_dir.path for run_dir in found]), strict=True):
         record = record_of(name, run_dir.read_events())
-        record.plan = record.plan or run_dir.read_plan()
+        record.plan = record.plan or _plan_of(run_dir)
         record.is_live = is_live(run_dir.path)
         record.predictions = read_predictions(run_dir.predictions)
         records.append(record)
     return records
+
+
+def _plan_of(run_dir: RunDir) -> dict[str, Any]:
+    try:
+        return run_dir.read_plan()
+    except (OSError, ValueError) as error:
+        raise ConfigError(f"{run_dir.plan} cannot be read ({error}), and the run has no events either.") from error
 
 
 def short_names(paths: Sequence[Path]) -> list[str]:

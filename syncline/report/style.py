@@ -141,10 +141,12 @@ body:has(#axis-epoch:checked) .by-epoch, body:has(#axis-time:checked) .by-time {
 .phase-keys { display: flex; flex-wrap: wrap; gap: 0.3rem 1.1rem; margin-top: 0.9rem; color: var(--ink); }
 .phase-keys span { display: inline-flex; align-items: center; gap: 0.4rem; }
 .phase-keys i { width: 0.85rem; height: 0.85rem; border-radius: 2px; flex: none; }
+.numbers thead td { border-bottom: 1px solid var(--rule); }
 .matrix { width: auto; border-collapse: separate; border-spacing: 2px; font-variant-numeric: tabular-nums; }
 .matrix caption { text-align: left; color: var(--soft); font-size: 0.85rem; padding-bottom: 0.4rem; }
 .matrix thead th, .matrix thead td { border: 0; text-align: center; padding: 0.1rem 0.3rem; font-size: 0.85rem; }
 .matrix tbody tr + tr > * { border: 0; }
+.matrix tbody th { vertical-align: middle; }
 .matrix tbody th {
   text-align: right; padding: 0 0.5rem 0 0; font-size: 0.85rem; color: var(--soft); white-space: nowrap;
 }
@@ -160,6 +162,10 @@ body:has(#axis-epoch:checked) .by-epoch, body:has(#axis-time:checked) .by-time {
 .right.s4 { background: var(--r4); } .right.s5 { background: var(--r5); }
 .wrong.s1 { background: var(--w1); } .wrong.s2 { background: var(--w2); } .wrong.s3 { background: var(--w3); }
 .wrong.s4 { background: var(--w4); } .wrong.s5 { background: var(--w5); }
+.confusion { display: flex; flex-wrap: wrap; gap: 0.5rem 2.5rem; }
+.confusion > div { flex: 1 1 20rem; min-width: 0; }
+.confusion > div:first-child { flex: 0 1 auto; }
+.confusion h3 { margin-top: 0; }
 .examples { list-style: none; padding: 0; margin: 0; display: flex; flex-wrap: wrap; gap: 0.75rem; }
 .examples li {
   background: var(--panel); border-radius: 8px; padding: 0.55rem; width: 6.6rem; font-size: 0.85rem;
