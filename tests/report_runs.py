@@ -76,7 +76,7 @@ def whole_run(steps: int = 30, *, workers: int = 2, ends: bool = True) -> list[E
     if ends:
         events.append(
             Summary(
-                time=START + 3 + 0.5 * steps, metrics={"test/accuracy": 0.97, "test/loss": 0.07, "train/loss": 0.06},
+                time=START + 3 + 0.5 * steps, metrics={"test/accuracy": 0.97, "test/loss": 0.06, "train/loss": 0.06},
                 samples_per_s=400.0, seconds=18.0, steps=steps, epochs=3.0, workers=workers, run_dir="runs/scripted",
                 peak_memory_bytes={0: 200_000_000, 1: 210_000_000},
             )

@@ -107,7 +107,7 @@ def comparison(runs: Sequence[RunRecord]) -> str:
         ("samples/s", [rate(run.samples_per_s) if run.samples_per_s > 0 else "–" for run in runs]),
         ("steps", [f"{run.state.step:,}" for run in runs]),
         ("time", [duration(run.seconds) for run in runs]),
-        ("peak memory", [size(max(run.peak_memory_bytes.values(), default=0)) for run in runs]),
+        ("peak memory", [size(max(m.values())) if (m := run.peak_memory_bytes) else "–" for run in runs]),
     ]
     head = "".join(f'<th scope="col">{text(name)}</th>' for name, _ in columns)
     rows = "".join(
