@@ -104,7 +104,10 @@ def _curve(runs: Sequence[RunRecord], base: str, axes: Sequence[Axis]) -> str:
     for axis in axes:
         lines = _lines(runs, base, axis)
         marks = [(m.time_s, n, m.words) for n, m in loudest_marks(runs[0])] if axis is _TIME and len(runs) == 1 else ()
-        chart = Chart(axis.title, lines, write=lambda v: metric(base, v), is_share=is_share, marks=marks)
+        chart = Chart(
+            axis.title, lines, write=lambda v: metric(base, v), is_share=is_share, marks=marks,
+            may_be_logarithmic="loss" in base.lower(),
+        )  # fmt: skip
         plots.append(f'<div class="by by-{axis.key}">{draw(chart, base)}</div>')
     return _figure(base, base, lines, "".join(plots))
 
@@ -120,10 +123,10 @@ def _lines(runs: Sequence[RunRecord], base: str, axis: Axis) -> list[Line]:
             split = name.partition("/")[0] if name != base else base
             if len(runs) == 1:
                 lines.append(Line(split, points, j % 2, "dots" if j == 1 else "line"))
+            elif j == 0 and run.curves.get(f"test/{base}"):
+                lines.append(Line(f"{run.name}, training", points, i % COLOURS, "faint"))
             else:
-                shown = f"{run.name}, {split}" if j < 2 else run.name
-                has_test = bool(run.curves.get(f"test/{base}"))
-                lines.append(Line(shown, points, i % COLOURS, "dots" if j == 1 else "faint" if has_test else "line"))
+                lines.append(Line(run.name, points, i % COLOURS, "dots" if j == 1 else "line"))
     return lines
 
 
@@ -134,7 +137,9 @@ def _are_shares(runs: Sequence[RunRecord], base: str) -> bool:
 
 def _figure(key: str, caption: str, lines: Sequence[Line], drawn: str, *, wide: bool = False) -> str:
     keys = "".join(f'<span class="c{line.colour} {line.kind}"><i></i>{text(line.label)}</span>' for line in lines)
-    legend = f'<span class="keys">{keys}</span>' if len(lines) > 1 else ""
+    has_both = any(line.kind == "faint" for line in lines)
+    how = '<span class="how">dots: test data; thin lines: training</span>' if has_both else ""
+    legend = (f'<span class="keys">{keys}</span>' if len(lines) > 1 else "") + how
     return (
         f'<figure class="chart{" wide" * wide}" data-chart="{text(key)}"><figcaption><b>{text(caption)}</b>{legend}'
         f"</figcaption>{drawn}</figure>"

@@ -7,6 +7,7 @@ strokes are not; all text is HTML beside it, so it stays readable on a phone. Va
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
@@ -15,13 +16,17 @@ from syncline.page.document import text
 from syncline.page.ticks import clock, label, round_numbers, round_times, step_between
 from syncline.report.thin import thin
 
-__all__ = ["Chart", "Line", "Scale", "draw", "scale_for", "spread_out"]
+__all__ = ["Chart", "Line", "Scale", "draw", "logarithmic_scale_for", "scale_for", "spread_out"]
 
 _SIDE = 1000
 """The drawing is this wide and this high, in its own unit."""
 _MOST_POINTS = 400
 _Y_TICKS, _X_TICKS = 5, 6
-_LABEL_PERCENT = 8.0
+_LOGARITHMIC_FROM = 50.0
+_TINY = 1e-300
+_NEAR = 0.025
+"""Marks closer than this part of the width share a label."""
+_LABEL_PERCENT = 10.0
 """How high a label is, of the drawing."""
 
 
@@ -48,6 +53,8 @@ class Chart:
     is_share: bool = False
     """Whether the values are parts of a whole, from 0 to 1, and read as percentages."""
     starts_at_zero: bool = False
+    may_be_logarithmic: bool = False
+    """Whether values of very different size are drawn so that equal distances are equal ratios."""
     marks: Sequence[tuple[float, int, str]] = ()
 
 
@@ -57,10 +64,23 @@ class Scale(NamedTuple):
     low: float
     high: float
     ticks: list[float]
+    is_logarithmic: bool = False
 
     def part(self, value: float) -> float:
         """Where a value lies, from 0 to 1."""
+        if self.is_logarithmic:
+            return math.log(value / self.low) / math.log(self.high / self.low)
         return (value - self.low) / (self.high - self.low)
+
+
+def logarithmic_scale_for(values: Sequence[float]) -> Scale | None:
+    """An axis of powers of ten for values of very different size; None if the usual one shows them well."""
+    low, high = min(values), max(values)
+    if low <= 0 or high / low < _LOGARITHMIC_FROM:
+        return None
+    first, last = math.floor(math.log10(low)), math.ceil(math.log10(high))
+    ticks = [10.0**power for power in range(first, last + 1, 1 + (last - first) // _Y_TICKS)]
+    return Scale(10.0**first, 10.0**last, ticks, is_logarithmic=True)
 
 
 def scale_for(values: Sequence[float], *, is_share: bool = False, starts_at_zero: bool = False) -> Scale:
@@ -68,7 +88,7 @@ def scale_for(values: Sequence[float], *, is_share: bool = False, starts_at_zero
     low, high = min(values), max(values)
     if starts_at_zero or 0 <= low < 0.4 * high:
         low, high = min(low, 0.0), max(high, 0.0)
-    if high - low <= 1e-9 * max(abs(low), abs(high)):
+    if high - low <= max(1e-9 * max(abs(low), abs(high)), _TINY):
         margin = abs(high) * 0.1 or 1.0
         low, high = (0.0 if starts_at_zero else low - margin), high + margin
     step = step_between(low, high, _Y_TICKS)
@@ -83,10 +103,9 @@ def draw(chart: Chart, name: str) -> str:
     lines = [line for line in chart.lines if line.points]
     if not lines:
         return '<p class="nothing">Nothing to draw yet.</p>'
-    y = scale_for(
-        [value for line in lines for _, value in line.points],
-        is_share=chart.is_share, starts_at_zero=chart.starts_at_zero,
-    )  # fmt: skip
+    values = [value for line in lines for _, value in line.points]
+    y = logarithmic_scale_for(values) if chart.may_be_logarithmic else None
+    y = y or scale_for(values, is_share=chart.is_share, starts_at_zero=chart.starts_at_zero)
     x = _x_scale([x for line in lines for x, _ in line.points], is_time=chart.x_title == "time")
     inside = [
         *(f'<path class="grid" d="M0 {_down(y, t)}H{_SIDE}"/>' for t in y.ticks),
@@ -94,15 +113,16 @@ def draw(chart: Chart, name: str) -> str:
         *(_path(line, x, y) for line in lines),
     ]
     ranges = f'data-x="{x.low:.9g} {x.high:.9g}" data-y="{y.low:.9g} {y.high:.9g}"'
-    percent = ' data-percent="1"' if chart.is_share else ""
+    reading = ' data-percent="1"' if chart.is_share else ' data-log="1"' if y.is_logarithmic else ""
+    note = '<span class="scale-note">logarithmic</span>' if y.is_logarithmic else ""
     svg = (
         f'<svg viewBox="0 0 {_SIDE} {_SIDE}" preserveAspectRatio="none" role="img" '
         f'aria-label="{text(_in_words(chart, lines, name))}">{"".join(inside)}</svg>'
     )
     return (
-        f'<div class="plot" {ranges}{percent} data-unit="{text(chart.x_title)}"><div class="y" aria-hidden="true">'
+        f'<div class="plot" {ranges}{reading} data-unit="{text(chart.x_title)}"><div class="y" aria-hidden="true">'
         f"{''.join(_y_label(chart, y, t) for t in y.ticks)}</div>"
-        f'<div class="area">{svg}{_mark_numbers(chart, x)}</div>'
+        f'<div class="area">{svg}{note}{_mark_numbers(chart, x)}</div>'
         f'<div class="ends" aria-hidden="true">{_end_labels(chart, lines, y)}</div>'
         f'<div class="x" aria-hidden="true">{"".join(_x_label(chart, x, t) for t in x.ticks)}</div>'
         f'<div class="x-title" aria-hidden="true">{text(chart.x_title)}</div></div>'
@@ -162,15 +182,26 @@ def _x_label(chart: Chart, x: Scale, value: float) -> str:
 
 
 def _mark_numbers(chart: Chart, x: Scale) -> str:
-    return "".join(
-        f'<span class="mark-number" style="left:{100 * x.part(at):.2f}%" title="{text(words)}">{number}</span>'
-        for at, number, words in chart.marks
-        if 0 <= x.part(at) <= 1
-    )
+    groups: list[list[tuple[float, int, str]]] = []
+    for at, number, words in chart.marks:
+        place = x.part(at)
+        if 0 <= place <= 1:
+            if groups and place - groups[-1][-1][0] < _NEAR:
+                groups[-1].append((place, number, words))
+            else:
+                groups.append([(place, number, words)])
+    labels = []
+    for group in groups:
+        (place, first, _), last = group[0], group[-1][1]
+        words = text("; ".join(w for _, _, w in group))
+        shown = f"{first}" if first == last else f"{first}–{last}"
+        labels.append(f'<span class="mark-number" style="left:{100 * place:.2f}%" title="{words}">{shown}</span>')
+    return "".join(labels)
 
 
 def _end_labels(chart: Chart, lines: Sequence[Line], y: Scale) -> str:
-    """Each line's name and last value, where the line ends."""
+    """Each line's name and last value, where the line ends; faint ones accompany another, which has one."""
+    lines = [line for line in lines if line.kind != "faint"]
     places = spread_out([100 * (1 - y.part(line.points[-1][1])) for line in lines], _LABEL_PERCENT)
     is_one = len(lines) == 1  # then the chart's title says it
     return "".join(

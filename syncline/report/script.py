@@ -49,7 +49,8 @@ SCRIPT = r"""
     paths.forEach((path, i) => {
       const row = document.createElement("div"), key = document.createElement("i"), bold = document.createElement("b");
       row.className = [...path.classList].find(name => /^c\d$/.test(name));
-      const y = y0 + (1 - nearest[i][1] / SIDE) * (y1 - y0);
+      const part = 1 - nearest[i][1] / SIDE;
+      const y = plot.dataset.log ? y0 * (y1 / y0) ** part : y0 + part * (y1 - y0);
       bold.textContent = plot.dataset.percent ? `${(100 * y).toFixed(2)}%` : short(y);
       row.append(key, bold, ` ${path.dataset.label}`);
       tip.append(row);

@@ -82,9 +82,12 @@ body:has(#axis-epoch:checked) .by-epoch, body:has(#axis-time:checked) .by-time {
 .keys i, .ends i { flex: none; display: inline-block; width: 0.9rem; height: 0; border-top: 2.5px solid var(--line); }
 .keys .faint i { border-top-width: 1.5px; opacity: 0.75; }
 .plot {
-  display: grid; grid-template-columns: 3rem minmax(0, 1fr) minmax(5rem, 8.5rem); grid-template-rows: 13rem 1.3rem auto;
+  display: grid; grid-template-columns: 3rem minmax(0, 1fr) minmax(5rem, 10rem); grid-template-rows: 13rem 1.3rem auto;
   font-size: 0.78rem; color: var(--soft); font-variant-numeric: tabular-nums;
 }
+.charts > .chart:last-child:nth-child(odd) { grid-column: 1 / -1; }
+.charts > .chart:last-child:nth-child(odd):not(:first-child) .plot { grid-template-rows: 10rem 1.3rem auto; }
+.scale-note { position: absolute; right: 0.4rem; top: 0.1rem; }
 .wide .plot { grid-template-rows: 15rem 1.3rem auto; }
 .y, .x, .ends { position: relative; }
 .y span { position: absolute; right: 0.45rem; transform: translateY(-50%); white-space: nowrap; }

@@ -105,7 +105,7 @@ def test_several_runs_are_drawn_over_each_other_in_their_own_colours(tmp_path):
         page.goto(written(tmp_path, "a", "b", "c"))
         lines = page.locator('[data-chart="accuracy"] .by-step path[data-label]')
         assert lines.evaluate_all("all => all.map(path => path.dataset.label)") == [
-            "a, train", "a, test", "b, train", "b, test", "c, train", "c, test",
+            "a, training", "a", "b, training", "b", "c, training", "c",
         ]  # fmt: skip
         colours = lines.evaluate_all("all => all.map(path => getComputedStyle(path).stroke)")
         assert len(set(colours)) == 3

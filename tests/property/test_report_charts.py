@@ -5,11 +5,12 @@ from __future__ import annotations
 import math
 from itertools import pairwise
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from syncline.page.ticks import clock, round_numbers, round_times
-from syncline.report.line_chart import scale_for, spread_out
+from syncline.report.line_chart import logarithmic_scale_for, scale_for, spread_out
 from syncline.report.record import Window
 from syncline.report.thin import rates, thin, total_rates
 
@@ -70,6 +71,15 @@ def test_every_value_lies_on_its_axis(values, starts_at_zero):
     scale = scale_for(values, starts_at_zero=starts_at_zero)
     assert all(-1e-9 <= scale.part(v) <= 1 + 1e-9 for v in values)
     assert scale.low < scale.high
+
+
+@given(st.lists(st.floats(1e-9, 1e9), min_size=1, max_size=20))
+def test_values_of_very_different_size_lie_on_an_axis_of_powers_of_ten(values):
+    scale = logarithmic_scale_for(values)
+    assert (scale is None) is (max(values) / min(values) < 50)
+    if scale is not None:
+        assert all(-1e-9 <= scale.part(v) <= 1 + 1e-9 for v in values)
+        assert all(math.log10(t) == pytest.approx(round(math.log10(t))) for t in scale.ticks)
 
 
 @given(st.lists(st.floats(0, 1), min_size=1, max_size=20))

@@ -91,8 +91,8 @@ def test_several_runs_are_compared_with_what_differs_between_them_and_the_best_i
     assert 'scope="col">batch' in table
     assert 'scope="col">seed' not in table
     assert table.count('class="best"') == 3  # accuracy and the losses
-    assert 'data-label="a, test"' in page
-    assert 'data-label="b, train"' in page
+    assert 'data-label="a"' in page
+    assert 'data-label="b, training"' in page
 
 
 def test_the_matrix_has_the_counts_by_name_and_the_pictures_are_png():
