@@ -54,6 +54,7 @@ class Window(NamedTuple):
     time_s: float
     samples: int
     seconds: float
+    step: int = 0
 
 
 class Mark(NamedTuple):
@@ -76,7 +77,7 @@ class WorkerRecord:
 
     def advance(self, event: Progress, time_s: float) -> None:
         """Take in one report. How many steps the first one of a session covers is not known, so it counts for none."""
-        self.windows.append(Window(time_s, event.samples, event.seconds))
+        self.windows.append(Window(time_s, event.samples, event.seconds, event.step))
         if self._last_step is not None and event.step > self._last_step:
             self.steps += event.step - self._last_step
             for name, seconds in event.phases.items():
@@ -103,6 +104,7 @@ class RunRecord:
         self.events = 0
         self.seconds = 0.0
         """On the run's own clock."""
+        self.started_at = 0.0
         self.is_live = False
         self.predictions: Predictions | None = None
         self._before_s = self._session_start = 0.0
@@ -172,6 +174,7 @@ class RunRecord:
     def _begin_session(self, event: RunStarted) -> None:
         """What is behind the checkpoint from which a run goes on happens again: the curves forget it."""
         self._before_s, self._session_start = self.seconds, event.time
+        self.started_at = self.started_at or event.time
         self.plan, self.machine = event.plan, event.machine
         step = event.resumed_from_step or 0
         self.curves = {name: [p for p in points if p.step <= step] for name, points in self.curves.items()}
