@@ -24,15 +24,16 @@ class Follower:
     def __init__(self, run_dir: RunDir, is_live: Callable[[Path], bool]) -> None:
         self.run_dir = run_dir
         self._is_live = is_live
-        self._begin()
+        self._read = self._predictions_of = 0
+        self.record = RunRecord(run_dir.path.resolve().name)
 
     def refresh(self) -> str:
         """Take in what is new. The same text as before means that nothing is."""
         path, record = self.run_dir.events, self.record
         size = path.stat().st_size if path.exists() else 0
         if size < self._read:
-            self._begin()  # another run has taken the place of this one
-            record = self.record
+            self._read = self._predictions_of = 0  # another run has taken the place of this one
+            self.record = record = RunRecord(record.name)
         if size > self._read:
             self._take_in(path)
         predictions = self.run_dir.predictions
@@ -41,10 +42,6 @@ class Follower:
             record.predictions, self._predictions_of = read_predictions(predictions), written
         record.is_live = self._is_live(self.run_dir.path)
         return f"{self._read}-{written}-{int(record.is_live)}"
-
-    def _begin(self) -> None:
-        self.record = RunRecord(self.run_dir.path.resolve().name)
-        self._read = self._predictions_of = 0
 
     def _take_in(self, path: Path) -> None:
         with path.open("rb") as file:

@@ -100,7 +100,7 @@ def _handler_for(watch: WatchServer) -> type[BaseHTTPRequestHandler]:
             where = urlsplit(self.path)
             if where.path == "/favicon.ico":
                 self._answer(HTTPStatus.NO_CONTENT)
-            elif where.path == "/" and self._is_allowed((parse_qs(where.query).get("token") or [None])[0]):
+            elif where.path == "/" and self._is_allowed(parse_qs(where.query).get("token", [""])[0]):
                 self._answer(HTTPStatus.OK, watch.page(), "text/html; charset=utf-8")
             elif where.path == "/news" and self._is_allowed(self.headers.get(TOKEN_HEADER)):
                 tag, body = watch.news()
