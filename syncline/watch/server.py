@@ -35,7 +35,7 @@ class WatchServer:
         self._lock = threading.Lock()
         self._news: tuple[str, bytes] = ("", b"")
         try:
-            self._server = ThreadingHTTPServer((_LOOPBACK, port), _handler_for(self))
+            self._server = ThreadingHTTPServer((_LOOPBACK, port), type("Handler", (_Handler,), {"watch": self}))
         except OSError as error:
             raise ConfigError(
                 f"Port {port} cannot be used ({error.strerror}). Leave --port out to get a free one."
@@ -88,65 +88,63 @@ class WatchServer:
         return True
 
 
-def _handler_for(watch: WatchServer) -> type[BaseHTTPRequestHandler]:
-    class Handler(BaseHTTPRequestHandler):
-        """One request."""
+class _Handler(BaseHTTPRequestHandler):
+    """One request."""
 
-        server_version, sys_version = "syncline", ""
-        timeout = 10
+    watch: WatchServer
+    server_version, sys_version = "syncline", ""
+    timeout = 10
 
-        def do_GET(self) -> None:
-            """The page, or what is new."""
-            where = urlsplit(self.path)
-            if where.path == "/favicon.ico":
-                self._answer(HTTPStatus.NO_CONTENT)
-            elif where.path == "/" and self._is_allowed(parse_qs(where.query).get("token", [""])[0]):
-                self._answer(HTTPStatus.OK, watch.page(), "text/html; charset=utf-8")
-            elif where.path == "/news" and self._is_allowed(self.headers.get(TOKEN_HEADER)):
-                tag, body = watch.news()
-                if self.headers.get("If-None-Match") == tag:
-                    self._answer(HTTPStatus.NOT_MODIFIED, tag=tag)
-                else:
-                    self._answer(HTTPStatus.OK, body, "application/json", tag=tag)
-            elif where.path not in ("/", "/news"):
-                self._refuse(HTTPStatus.NOT_FOUND, "There is only the page.")
-
-        def do_POST(self) -> None:
-            """The one thing that can be asked for."""
-            if urlsplit(self.path).path != "/stop":
-                self._refuse(HTTPStatus.NOT_FOUND, "There is only /stop.")
-            elif self._is_allowed(self.headers.get(TOKEN_HEADER)):
-                self._answer(HTTPStatus.ACCEPTED if watch.stop_run() else HTTPStatus.CONFLICT)
-
-        def _is_allowed(self, token: str | None) -> bool:
-            """Whether to answer; if not, it is said why."""
-            origin = self.headers.get("Origin")
-            if self.headers.get("Host") not in watch.hosts:
-                self._refuse(HTTPStatus.FORBIDDEN, "This page is for this machine only.")
-            elif origin is not None and origin.removeprefix("http://") not in watch.hosts:
-                self._refuse(HTTPStatus.FORBIDDEN, "Another page may not ask.")
-            elif not watch.may(token):
-                self._refuse(HTTPStatus.FORBIDDEN, "Open the address that 'syncline watch' has printed, token and all.")
+    def do_GET(self) -> None:
+        """The page, or what is new."""
+        where = urlsplit(self.path)
+        if where.path == "/favicon.ico":
+            self._answer(HTTPStatus.NO_CONTENT)
+        elif where.path == "/" and self._is_allowed(parse_qs(where.query).get("token", [""])[0]):
+            self._answer(HTTPStatus.OK, self.watch.page(), "text/html; charset=utf-8")
+        elif where.path == "/news" and self._is_allowed(self.headers.get(TOKEN_HEADER)):
+            tag, body = self.watch.news()
+            if self.headers.get("If-None-Match") == tag:
+                self._answer(HTTPStatus.NOT_MODIFIED, tag=tag)
             else:
-                return True
-            return False
+                self._answer(HTTPStatus.OK, body, "application/json", tag=tag)
+        elif where.path not in ("/", "/news"):
+            self._refuse(HTTPStatus.NOT_FOUND, "There is only the page.")
 
-        def _refuse(self, status: HTTPStatus, why: str) -> None:
-            self._answer(status, why.encode(), "text/plain; charset=utf-8")
+    def do_POST(self) -> None:
+        """The one thing that can be asked for."""
+        if urlsplit(self.path).path != "/stop":
+            self._refuse(HTTPStatus.NOT_FOUND, "There is only /stop.")
+        elif self._is_allowed(self.headers.get(TOKEN_HEADER)):
+            self._answer(HTTPStatus.ACCEPTED if self.watch.stop_run() else HTTPStatus.CONFLICT)
 
-        def _answer(self, status: HTTPStatus, body: bytes = b"", kind: str = "", tag: str = "") -> None:
-            self.send_response(status)
-            headers = {
-                "Content-Type": kind, "ETag": tag, "Content-Length": str(len(body)), "Cache-Control": "no-store",
-                "Referrer-Policy": "no-referrer", "X-Content-Type-Options": "nosniff", "X-Frame-Options": "DENY",
-            }  # fmt: skip
-            for name, value in headers.items():
-                if value:
-                    self.send_header(name, value)
-            self.end_headers()
-            self.wfile.write(body)
+    def _is_allowed(self, token: str | None) -> bool:
+        """Whether to answer; if not, it is said why."""
+        origin = self.headers.get("Origin")
+        if self.headers.get("Host") not in self.watch.hosts:
+            self._refuse(HTTPStatus.FORBIDDEN, "This page is for this machine only.")
+        elif origin is not None and origin.removeprefix("http://") not in self.watch.hosts:
+            self._refuse(HTTPStatus.FORBIDDEN, "Another page may not ask.")
+        elif not self.watch.may(token):
+            self._refuse(HTTPStatus.FORBIDDEN, "Open the address that 'syncline watch' has printed, token and all.")
+        else:
+            return True
+        return False
 
-        def log_message(self, format: str, *args: Any) -> None:
-            """The terminal is not for this."""
+    def _refuse(self, status: HTTPStatus, why: str) -> None:
+        self._answer(status, why.encode(), "text/plain; charset=utf-8")
 
-    return Handler
+    def _answer(self, status: HTTPStatus, body: bytes = b"", kind: str = "", tag: str = "") -> None:
+        self.send_response(status)
+        headers = {
+            "Content-Type": kind, "ETag": tag, "Content-Length": str(len(body)), "Cache-Control": "no-store",
+            "Referrer-Policy": "no-referrer", "X-Content-Type-Options": "nosniff", "X-Frame-Options": "DENY",
+        }  # fmt: skip
+        for name, value in headers.items():
+            if value:
+                self.send_header(name, value)
+        self.end_headers()
+        self.wfile.write(body)
+
+    def log_message(self, format: str, *args: Any) -> None:
+        """The terminal is not for this."""
