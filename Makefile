@@ -5,7 +5,7 @@ VENV   := .venv
 BIN    := $(VENV)/bin
 READY  := $(VENV)/.ready
 
-.PHONY: setup demo test lint bench strategies-table picture clean
+.PHONY: setup demo test lint bench strategies-table picture docs docs-serve clean
 
 setup: $(READY)
 
@@ -37,5 +37,12 @@ strategies-table: $(READY)
 picture: $(READY)
 	$(BIN)/python docs/make_picture.py
 
+# The documentation as a site, in site/; docs-serve shows it on this machine, with search, and follows what you write.
+docs: $(READY)
+	$(BIN)/mkdocs build --strict
+
+docs-serve: $(READY)
+	$(BIN)/mkdocs serve
+
 clean:
-	rm -rf $(VENV) .pytest_cache .mypy_cache .ruff_cache .import_linter_cache .hypothesis build *.egg-info
+	rm -rf $(VENV) .pytest_cache .mypy_cache .ruff_cache .import_linter_cache .hypothesis build site *.egg-info

@@ -1,7 +1,8 @@
 """Running what a page shows, in a folder like the reader's: with the examples in it.
 
 Commands are run by a shell in the order of the page, run files are trained, and the Python of the page is run last, in
-one process, with one namespace for all of its blocks. A block with a title is saved as that file, for what comes after.
+one process, with one namespace for all of its blocks. A block with a title is saved as that file, and run by itself
+only if no command of the page uses it.
 Here: doing it. Not here: finding the blocks (`page_blocks.py`), and making commands small (`small_syncline.py`).
 """
 
@@ -21,6 +22,7 @@ import typer
 from page_blocks import COMMANDS, PYTHON, RUN_FILE, Block, commands_of
 
 from syncline.cli.main import app
+from syncline.engines import choose
 
 ROOT = Path(__file__).parents[2]
 _TRAINED = ("digits", "iris")  # what is there without a download
@@ -34,7 +36,7 @@ class Reader:
         self._folder = folder
         for place in (folder, folder / "examples"):
             shutil.copytree(
-                ROOT / "examples", place, dirs_exist_ok=True, ignore=shutil.ignore_patterns("__pycache__", "runs-*")
+                ROOT / "examples", place, dirs_exist_ok=True, ignore=shutil.ignore_patterns("__pycache__", "runs")
             )
         tools = folder / ".tools"
         tools.mkdir()
@@ -46,14 +48,18 @@ class Reader:
             **os.environ,
             "PATH": f"{tools}{os.pathsep}{os.environ['PATH']}",
             "PYTHONPATH": os.pathsep.join(filter(None, paths)),
+            "BROWSER": "true",  # what is to be shown in a browser is not
         }
 
     def try_out(self, blocks: list[Block]) -> list[Block]:
         """Run every block of code that is not marked; returns those that were run."""
         runnable = [block for block in blocks if block.is_code and block.not_run is None]
         together = [block for block in runnable if block.language in PYTHON and not block.file_name]
+        typed = "".join(commands_of(block) for block in runnable if block.language in COMMANDS)
         for block in runnable:
-            if block not in together:
+            if block.file_name:
+                (self._folder / block.file_name).write_text(block.code)
+            if block not in together and not (block.file_name and block.file_name in typed):
                 self._run(block)
         if together:
             self._run_python("page.py", _joined(together), together[0])
@@ -67,7 +73,7 @@ class Reader:
         elif block.language in PYTHON:
             assert block.file_name is not None
             self._run_python(block.file_name, block.code, block)
-        else:
+        else:  # a language that is shown only must be declared so in `page_blocks.py`
             raise AssertionError(f"{self._page}:{block.line}: nobody knows how to run {block.language!r}")
 
     def _run_python(self, name: str, code: str, block: Block) -> None:
@@ -111,7 +117,9 @@ def _parse(words: list[str]) -> None:
         name = words[0]
         assert name in command.commands, f"syncline has no command {name!r}"
         command, words = command.commands[name], words[1:]
-    command.make_context(name, words)
+    engine = command.make_context(name, words).params.get("engine")
+    if engine is not None:
+        assert re.split(r"[:\[?]", engine)[0] in choose._ENGINES, f"there is no engine {engine!r}"
 
 
 def _joined(blocks: list[Block]) -> str:

@@ -1,7 +1,8 @@
 """The `syncline` command as pages are tested with it: what they show, on less data and for fewer steps.
 
 A page says `--data mnist --epochs 3`, because that is what a reader wants; here three steps on digits must do. What
-else is on the command line is used as it is. `RUN` stands for the newest run; if there is none, one is made.
+else is on the command line is used as it is. `RUN`, and a run that a page only names, stand for the newest one; if
+there is none, one is made.
 """
 
 from __future__ import annotations
@@ -23,11 +24,15 @@ def smaller(words: list[str]) -> list[str]:
     if not words:
         return words
     words = [words[0], *_STEPS.get(words[0], []), *words[1:]]
-    for place, word in enumerate(words[:-1]):
-        following = words[place + 1]
-        if word in ("--data", "-d"):
-            words[place + 1] = _SMALL.get(following, following)
-    return words
+    before = [None, *words]
+    return [
+        _SMALL.get(word, word) if flag in ("--data", "-d") else word for flag, word in zip(before, words, strict=False)
+    ]
+
+
+def is_only_named(word: str) -> bool:
+    """Whether it stands for a run that readers have and we have not."""
+    return word == "RUN" or (word.startswith("runs/") and not Path(word).exists())
 
 
 def newest_run() -> str:
@@ -45,7 +50,7 @@ def main() -> None:
     from syncline.cli.main import main as syncline
 
     words = smaller(sys.argv[1:])
-    sys.argv[1:] = [newest_run() if word == "RUN" else word for word in words]
+    sys.argv[1:] = [newest_run() if is_only_named(word) else word for word in words]
     syncline()
 
 

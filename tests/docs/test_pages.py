@@ -90,8 +90,13 @@ def test_what_fails_is_told_with_its_place_on_the_page(text, told, tmp_path):
 
 
 def test_a_titled_block_is_a_file_for_what_follows(tmp_path):
-    page = '```python title="made.py"\nopen("ran", "w").close()\n```\n```sh\ngrep open made.py && test -f ran\n```\n'
+    page = '```python title="made.py"\nopen("ran", "w").close()\n```\n```sh\npython made.py && test -f ran\n```\n'
     assert len(Reader("page.md", tmp_path).try_out(blocks_of(page))) == 2
+
+
+def test_a_titled_block_that_no_command_uses_is_run_by_itself(tmp_path):
+    Reader("page.md", tmp_path).try_out(blocks_of('```python title="made.py"\nopen("ran", "w").close()\n```\n'))
+    assert (tmp_path / "ran").exists()
 
 
 def test_flags_of_commands_that_are_not_run_are_checked():
@@ -99,6 +104,8 @@ def test_flags_of_commands_that_are_not_run_are_checked():
     check_unrun(good)
     with pytest.raises(Exception, match="--engin"):
         check_unrun(Block("sh", "syncline train my_run.toml --engin ray\n", 1, not_run="needs a cluster"))
+    with pytest.raises(AssertionError, match="no engine 'rays'"):
+        check_unrun(Block("sh", "syncline train my_run.toml --engine rays\n", 1, not_run="needs a cluster"))
     with pytest.raises(AssertionError, match="no command 'trane'"):
         check_unrun(Block("sh", "syncline trane my_run.toml\n", 1, not_run="needs a cluster"))
 
