@@ -27,6 +27,12 @@ _CHAPTERS = {
     "Strategies": ("strategies",),
     "Errors": ("errors",),
 }
+_SHOWN = {  # where something else than everything helps the reader
+    "Result": "\n    options: {show_signature: false}",
+    "Task": "\n    options: {members: false}",
+    "RunConfig": "\n    options: {members: false, show_signature: false}",  # its sentences are in the fields' metadata
+    "Worker": "\n    options: {heading_level: 4, show_signature: false, members: [rank, size, device, prepare, log]}",
+}
 _SPARK = "## Spark\n\n::: syncline.spark.Estimator\n\n::: syncline.spark.Model"
 _OTHERS = "More"
 
@@ -40,26 +46,29 @@ def on_files(files: Files, config: MkDocsConfig) -> Files:
 def page() -> str:
     """A chapter for each purpose, and in it every public name of that purpose."""
     names: dict[str, list[str]] = {chapter: [] for chapter in (*_CHAPTERS, _OTHERS)}
-    for name in syncline.__all__:
-        names[_chapter(name)].append(name)
+    for name in sorted(syncline.__all__, key=lambda name: _place(name)[1]):
+        names[_place(name)[0]].append(name)
     chapters = ["\n\n".join([f"## {chapter}", *map(_entry, those)]) for chapter, those in names.items() if those]
     return "\n\n".join([_INTRODUCTION, *chapters, _SPARK]) + "\n"
 
 
-def _chapter(name: str) -> str:
+def _place(name: str) -> tuple[str, int]:
+    """The chapter of a name, and the place of its module there."""
     home = syncline._HOME.get(name, "errors")
-    for chapter, places in _CHAPTERS.items():
-        if any(home == place or home.startswith(f"{place}.") for place in places):
-            return chapter
-    return _OTHERS
+    for chapter, modules in _CHAPTERS.items():
+        for number, module in enumerate(modules):
+            if home == module or home.startswith(f"{module}."):
+                return chapter, number
+    return _OTHERS, 0
 
 
 def _entry(name: str) -> str:
-    if name == "RunConfig":  # its fields' sentences are in their metadata, where the flags come from, too
-        return f"::: syncline.{name}\n    options:\n      members: false\n      show_signature: false\n\n{_settings()}"
+    entry = f"::: syncline.{name}" + _SHOWN.get(name, "")
+    if name == "RunConfig":
+        return f"{entry}\n\n{_settings()}"
     if name == "worker":  # what it returns is what one works with
-        return f"::: syncline.{name}\n\n::: syncline.workers.own_loop.Worker\n    options:\n      heading_level: 4"
-    return f"::: syncline.{name}"
+        return f"{entry}\n\n::: syncline.workers.own_loop.Worker" + _SHOWN["Worker"]
+    return entry
 
 
 def _settings() -> str:
