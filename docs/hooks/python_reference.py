@@ -46,7 +46,7 @@ def on_files(files: Files, config: MkDocsConfig) -> Files:
 def page() -> str:
     """A chapter for each purpose, and in it every public name of that purpose."""
     names: dict[str, list[str]] = {chapter: [] for chapter in (*_CHAPTERS, _OTHERS)}
-    for name in sorted(syncline.__all__, key=lambda name: _place(name)[1]):
+    for name in sorted(syncline.__all__, key=lambda name: (_place(name)[1], name != "train")):
         names[_place(name)[0]].append(name)
     chapters = ["\n\n".join([f"## {chapter}", *map(_entry, those)]) for chapter, those in names.items() if those]
     return "\n\n".join([_INTRODUCTION, *chapters, _SPARK]) + "\n"

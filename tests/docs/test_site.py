@@ -17,6 +17,7 @@ ROOT = Path(__file__).parents[2]
 sys.path.append(str(ROOT / "docs" / "hooks"))
 
 import command_reference  # noqa: E402  # the hooks are files beside the pages, as MkDocs wants them
+from doctest_blocks import with_blocks  # noqa: E402
 from outside_links import without_outside_links  # noqa: E402
 
 
@@ -84,6 +85,7 @@ def test_every_public_name_is_in_the_reference_with_its_docstring(site):
     homes = {anchor.rpartition(".")[2] for anchor in page.anchors}
     assert [name for name in (*syncline.__all__, "Estimator") if name not in homes] == []
     assert "Train model on data with many workers" in page.text
+    assert "doctest:" not in page.text
 
 
 def test_every_example_is_in_the_gallery_with_its_source(site):
@@ -107,3 +109,9 @@ def test_every_example_is_in_the_gallery_with_its_source(site):
 )
 def test_links_out_of_the_documentation_become_names(source, markdown, shown):
     assert without_outside_links(markdown, source) == shown
+
+
+def test_examples_of_docstrings_become_blocks_without_words_for_doctest():
+    docstring = "One.\n\n>>> a = 1   # doctest: +SKIP\n>>> a\n1\n\nMore of it."
+    assert with_blocks(docstring) == "One.\n\n```pycon\n>>> a = 1\n>>> a\n1\n```\n\nMore of it."
+    assert with_blocks("No example: a >> b.") == "No example: a >> b."
