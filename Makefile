@@ -5,7 +5,7 @@ VENV   := .venv
 BIN    := $(VENV)/bin
 READY  := $(VENV)/.ready
 
-.PHONY: setup demo test lint bench strategies-table picture clean
+.PHONY: setup demo test lint browser bench strategies-table picture pictures docs docs-serve clean
 
 setup: $(READY)
 
@@ -24,8 +24,16 @@ lint: $(READY)
 	$(BIN)/lint-imports
 
 # Two tests at a time: most of them wait for processes that start or end.
-test: lint
+test: lint browser
 	$(BIN)/python -m pytest -n 2 --dist worksteal
+
+# Pages are tested in Debian's Chromium, which is installed where that is possible; without it those tests are skipped.
+browser:
+	@command -v chromium >/dev/null || command -v chromium-browser >/dev/null || command -v google-chrome >/dev/null || { \
+	  [ "$$(id -u)" = 0 ] && command -v apt-get >/dev/null && echo "installing Chromium for the tests of pages" && \
+	  { apt-get install -y -q --no-install-recommends chromium || \
+	    { apt-get update -q && apt-get install -y -q --no-install-recommends chromium; }; } >/dev/null 2>&1; } || \
+	echo "There is no Chromium and it could not be installed: the tests of pages in a browser will be skipped."
 
 bench: $(READY)
 	$(BIN)/syncline bench
@@ -37,5 +45,16 @@ strategies-table: $(READY)
 picture: $(READY)
 	$(BIN)/python docs/make_picture.py
 
+# The pages and the terminal, as docs/report.md shows them.
+pictures: $(READY) browser
+	$(BIN)/python docs/make_screenshots.py
+
+# The documentation as a site, in site/; docs-serve shows it on this machine, with search, and follows what you write.
+docs: $(READY)
+	$(BIN)/mkdocs build --strict
+
+docs-serve: $(READY)
+	$(BIN)/mkdocs serve
+
 clean:
-	rm -rf $(VENV) .pytest_cache .mypy_cache .ruff_cache .import_linter_cache .hypothesis build *.egg-info
+	rm -rf $(VENV) .pytest_cache .mypy_cache .ruff_cache .import_linter_cache .hypothesis build site *.egg-info

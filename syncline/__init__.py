@@ -12,6 +12,7 @@ if TYPE_CHECKING:
     from syncline.algorithms.outer import average, block_momentum, elastic, nesterov
     from syncline.config.run import RunConfig
     from syncline.config.spec import Spec
+    from syncline.declare.declared import Declared, declared
     from syncline.driver import resume, train
     from syncline.errors import (
         CheckpointError,
@@ -23,6 +24,7 @@ if TYPE_CHECKING:
         UnknownName,
         WorkerFailed,
     )  # fmt: skip
+    from syncline.inference.predict import Prediction, predict
     from syncline.result import Result
     from syncline.strategies.hierarchy import Hierarchy
     from syncline.strategies.how import BF16, Exact, Int8, OneBit, PowerSGD, TopK
@@ -43,15 +45,17 @@ __all__ = [
     "Async", "Every", "Layerwise", "Stale",
     "Everyone", "Memory", "Neighbours", "Rivals", "Server",
     "BF16", "Exact", "Int8", "OneBit", "PowerSGD", "TopK",
-    "CheckpointError", "ConfigError", "DataError", "Interrupted", "NonFiniteLoss", "Result", "RunConfig", "Spec",
-    "SynclineError", "Task", "UnknownName", "WorkerFailed", "adam", "adamw", "optimizer", "resume", "sgd", "train",
-    "worker",
+    "CheckpointError", "ConfigError", "DataError", "Declared", "Interrupted", "NonFiniteLoss", "Prediction", "Result",
+    "RunConfig", "Spec", "SynclineError", "Task", "UnknownName", "WorkerFailed", "adam", "adamw", "declared",
+    "optimizer", "predict", "resume", "sgd", "train", "worker",
 ]  # fmt: skip
 
 _HOME = {
     "RunConfig": "config.run",
     "Spec": "config.spec",
     "Result": "result",
+    **dict.fromkeys(("Prediction", "predict"), "inference.predict"),
+    **dict.fromkeys(("Declared", "declared"), "declare.declared"),
     "resume": "driver",
     "train": "driver",
     "worker": "workers.own_loop",

@@ -64,6 +64,7 @@ def train(
     metrics: Any = None,
     weight_decay: float | None = None,
     clip_norm: float | None = None,
+    augment: Any = None,
     data_dir: str | Path | None = None,
     quiet: bool = False,
     **settings: Any,
@@ -87,7 +88,7 @@ def train(
         settings["strategy"] = str(settings["strategy"])  # a Strategy prints as what is read back
     task = Task(
         model=model, data=data, test=test, loss=loss, optimizer=optimizer, schedule=schedule, metrics=metrics,
-        weight_decay=weight_decay, clip_norm=clip_norm,
+        weight_decay=weight_decay, clip_norm=clip_norm, augment=augment,
     )  # fmt: skip
     view = UntilTheEnd(choose_view(quiet=quiet, json=False))  # a failure is told by the exception
     return run_task(task, RunConfig(**settings), view, data_dir=Path(data_dir) if data_dir else None)

@@ -8,19 +8,26 @@ from __future__ import annotations
 
 import dataclasses
 import hashlib
+import os
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 from syncline.config.spec import Spec
+from syncline.data import transforms
+from syncline.data.files.options import FileOptions
+from syncline.data.files.store import is_location
 from syncline.data.named import DataInfo, Progress, named, names
+from syncline.declare.declared import Declared, Place, of_table
 from syncline.errors import ConfigError, UnknownName
 from syncline.plan.planner import TaskFacts
 from syncline.zoo import registry as zoo
 
 if TYPE_CHECKING:
     import torch
+
+    from syncline.data.files.survey import Survey
 
 __all__ = ["LocatedData", "Script", "Task", "adam", "adamw", "made", "optimizer", "sgd"]
 
@@ -57,18 +64,30 @@ class Script:
 
 @dataclass(frozen=True, kw_only=True)
 class LocatedData:
-    """A data set known by name, found on this machine."""
+    """A data set known by name, found on this machine, or one in files, with the survey of these."""
 
     name: str
     path: str
     info: DataInfo
+    options: Mapping[str, Any] = field(default_factory=dict)
+    survey: Survey | None = None
+
+    @property
+    def label(self) -> str:
+        """As people write it: a name with its options, or what the path ends with."""
+        return str(Spec(self.name, self.options)) if self.survey is None else self.name
+
+    @property
+    def identity(self) -> str:
+        """What tells it from all other data."""
+        return self.label if self.survey is None else str(Spec(self.path, self.options))
 
 
 @dataclass(frozen=True, kw_only=True)
 class Task:
     """What to train. Names are torch's own; everything may also be given as a Python object or a function."""
 
-    model: Spec | torch.nn.Module | Callable[[], torch.nn.Module] | str
+    model: Spec | Declared | torch.nn.Module | Callable[[], torch.nn.Module] | str | Mapping[str, Any]
     data: Any
     test: Any = None
     loss: Spec | str | Callable[..., torch.Tensor] | None = None
@@ -77,19 +96,23 @@ class Task:
     metrics: Iterable[Spec | str | Any] | str | None = None
     weight_decay: float | None = None
     clip_norm: float | None = None
+    augment: Iterable[Any] | str | None = None
 
     def __post_init__(self) -> None:
+        if isinstance(self.model, Mapping) and "layers" in self.model:
+            object.__setattr__(self, "model", of_table(self.model, Place(), {}))
         for name in ("model", "loss", "optimizer", "schedule"):
             value = getattr(self, name)
             if isinstance(value, (str, Mapping)):
                 object.__setattr__(self, name, Spec.of(value, what=name))
-        if isinstance(self.data, (str, Mapping)):
-            object.__setattr__(self, "data", Spec.of(self.data, what="data"))
+        if isinstance(self.data, (str, os.PathLike, Mapping)):
+            object.__setattr__(self, "data", _data_spec(self.data))
         if isinstance(self.metrics, str):
             object.__setattr__(self, "metrics", [m.strip() for m in self.metrics.split(",")])
         if self.metrics is not None:
             specs = tuple(Spec.parse(m) if isinstance(m, str) else m for m in self.metrics)
             object.__setattr__(self, "metrics", specs)
+        object.__setattr__(self, "augment", transforms.parse(self.augment))
         for name in ("weight_decay", "clip_norm"):
             value = getattr(self, name)
             if value is not None and value < 0:
@@ -116,12 +139,36 @@ class Task:
         return isinstance(self.model, Spec) and zoo.card(self.model.name).target == "input"
 
     def located(self, data_dir: Path | None, progress: Progress | None) -> Task:
-        """The task with a data set known by name found on this machine, or brought here."""
+        """The task with its data found: by name on this machine or brought here, or in files."""
+        found = self._located(data_dir, progress)
+        if not isinstance(found.data, LocatedData):
+            return found
+        shape = found.data.info.input_shape
+        for transform in self.augment or ():
+            if isinstance(transform, transforms.Transform):
+                shape = transform.shape(shape)
+        info = dataclasses.replace(found.data.info, input_shape=shape)
+        return dataclasses.replace(found, data=dataclasses.replace(found.data, info=info))
+
+    def _located(self, data_dir: Path | None, progress: Progress | None) -> Task:
         if not isinstance(self.data, Spec):
             return self
-        source = named(self.data.name)
+        if self.data.name not in names():
+            return self._located_in_files(self.data)
+        source = named(self.data.name, **self.data.options)
         path = source.locate(data_dir, progress)
-        return dataclasses.replace(self, data=LocatedData(name=source.name, path=str(path), info=source.info(path)))
+        located = LocatedData(name=source.name, path=str(path), info=source.info(path), options=self.data.options)
+        return dataclasses.replace(self, data=located)
+
+    def _located_in_files(self, data: Spec) -> Task:
+        from syncline.data.files.find import survey
+
+        test = {"test": os.fspath(self.test)} if isinstance(self.test, (str, os.PathLike)) else {}
+        options = {**data.options, **test}
+        found = survey(data.name, FileOptions.of(options))
+        name = found.location.rstrip("/").rpartition("/")[2]
+        located = LocatedData(name=name, path=found.location, info=found.info(name), options=options, survey=found)
+        return dataclasses.replace(self, data=located, test=None if test else self.test)
 
     def facts(self, kind: Literal["train", "own-loop"] = "train") -> TaskFacts:
         """What the planner needs to know."""
@@ -133,8 +180,12 @@ class Task:
         if self.test is not None:
             test = _length(made(self.test))
         label_of_model = str(self.model) if isinstance(self.model, Spec) else _label(self.model)
-        label_of_data = self.data.name if isinstance(self.data, LocatedData) else _label(self.data)
-        identity = f"{label_of_model}|{label_of_data}|{train}|{self.loss}|{self.optimizer}|{self.schedule}"
+        identity_of_model = str(self.model) if isinstance(self.model, Declared) else label_of_model
+        label_of_data = self.data.label if isinstance(self.data, LocatedData) else _label(self.data)
+        identity_of_data = self.data.identity if isinstance(self.data, LocatedData) else label_of_data
+        identity = f"{identity_of_model}|{identity_of_data}|{train}|{self.loss}|{self.optimizer}|{self.schedule}"
+        if self.augment:
+            identity += f"|{self.augment}"
         return TaskFacts(
             kind=kind,
             model=label_of_model,
@@ -151,10 +202,23 @@ class Task:
         if isinstance(self.model, Spec):
             zoo.check_options(zoo.card(self.model.name), self.model.options)
         if isinstance(self.data, Spec):
-            if self.data.name not in names():
-                raise UnknownName.among("data set", self.data.name, names())
-            if self.data.options:
-                raise ConfigError(f"The data set {self.data.name} has no option {next(iter(self.data.options))!r}.")
+            _check_data(self.data)
+
+
+def _data_spec(data: str | os.PathLike[str] | Mapping[str, Any]) -> Spec:
+    """A path may hold whatever a file system allows; only what is none is read as a name with options."""
+    if isinstance(data, os.PathLike) or (isinstance(data, str) and os.path.exists(data)):
+        return Spec(os.fspath(data))
+    return Spec.of(data, what="data")
+
+
+def _check_data(data: Spec) -> None:
+    if data.name in names():
+        named(data.name, **data.options)
+    elif is_location(data.name):
+        FileOptions.of(data.options)
+    else:
+        raise UnknownName.among("data set", data.name, names(), more="Data of your own is given as a path or URL.")
 
 
 def made(data: Any) -> Any:
@@ -181,6 +245,8 @@ def _length(data: Any) -> int:
 def _label(thing: Any) -> str:
     if isinstance(thing, (tuple, list)):
         return "arrays"
+    if isinstance(thing, Declared):
+        return thing.name
     return getattr(thing, "__name__", type(thing).__name__).strip("<>")
 
 

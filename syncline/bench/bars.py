@@ -13,6 +13,7 @@ from html import escape
 from typing import NamedTuple
 
 from syncline.bench.statistics import Spread
+from syncline.page.ticks import label, round_numbers
 
 __all__ = ["Axis", "axis_for", "draw_axis", "draw_bar", "ticks"]
 
@@ -68,11 +69,7 @@ def ticks(axis: Axis) -> list[float]:
     if axis.is_logarithmic:
         first, last = round(math.log10(axis.low)), round(math.log10(axis.high))
         return [10.0**power for power in range(first, last + 1, 1 + (last - first) // _MOST_TICKS)]
-    least_step = (axis.high - axis.low) / (_MOST_TICKS - 1)
-    decade = 10.0 ** math.floor(math.log10(least_step))
-    step = next(m * decade for m in (1, 2, 5, 10) if m * decade >= least_step * (1 - 1e-9))
-    first, last = math.ceil(axis.low / step - 1e-9), math.floor(axis.high / step + 1e-9)
-    return [number * step for number in range(first, last + 1)]
+    return round_numbers(axis.low, axis.high, _MOST_TICKS)
 
 
 def draw_bar(axis: Axis, values: Sequence[float | None], found: Spread | None, kind: str, unit: str) -> str:
@@ -92,7 +89,7 @@ def draw_axis(axis: Axis, unit: str) -> str:
     for value in ticks(axis):
         place = axis.percent(value)
         anchor = "start" if place < 3 else "end" if place > 93 else "middle"
-        parts.append(f'<text x="{place:.2f}%" y="14" text-anchor="{anchor}">{_label(value)}</text>')
+        parts.append(f'<text x="{place:.2f}%" y="14" text-anchor="{anchor}">{label(value)}</text>')
     return f'<svg class="axis" width="100%" height="20" role="img" aria-label="{escape(unit)}">{"".join(parts)}</svg>'
 
 
@@ -127,9 +124,3 @@ def _dot(axis: Axis, number: int, value: float, unit: str) -> str:
 
 def _line(x1: float, y1: float, x2: float, y2: float, kind: str) -> str:
     return f'<line class="{kind}" x1="{x1:.2f}%" y1="{y1:g}" x2="{x2:.2f}%" y2="{y2:g}"/>'
-
-
-def _label(value: float) -> str:
-    if value == 0:
-        return "0"
-    return f"{value:.4g}" if 1e-3 <= abs(value) < 1e4 else f"{value:,.0f}" if 1 <= abs(value) < 1e8 else f"{value:.0e}"

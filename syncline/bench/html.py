@@ -1,14 +1,13 @@
 """A bench's report as one page for people who have never seen the project: `bench.html`.
 
 Here: `as_html`, a pure function from a report to a page that needs nothing else: no network, no script, no other file.
-All text of the report goes through `_text`, because a failure quotes what programs said. Not here: how bars are drawn
+All text of the report goes through `text`, because a failure quotes what programs said. Not here: how bars are drawn
 (`bars.py`), how ratios are put into words (`comparisons.py`), colours and layout (`html_style.py`).
 """
 
 from __future__ import annotations
 
 import time
-from html import escape
 
 from syncline.bench.bars import axis_for, draw_axis, draw_bar
 from syncline.bench.comparisons import better, factor, found_in_words, goal_in_words, range_of
@@ -17,7 +16,7 @@ from syncline.bench.html_style import STYLE
 from syncline.bench.machine import BenchMachine
 from syncline.bench.report import Report, caveats, is_beyond_doubt, number, rounds_in_words
 from syncline.bench.statistics import Spread, spread
-from syncline.view.words import clean
+from syncline.page.document import document, region, text
 
 __all__ = ["as_html"]
 
@@ -25,7 +24,6 @@ _SYNCLINE = (
     "Syncline trains any PyTorch model on many workers at once, at any rhythm, and keeps what was done when one of "
     "them fails."
 )
-_NOTHING_FROM_OUTSIDE = "default-src 'none'; style-src 'unsafe-inline'"
 _COLUMNS = ("", "median", "middle half", "all rounds", "times the baseline")
 _VERDICTS = {True: ("met", "✓ met"), False: ("missed", "✗ not met"), None: ("unjudged", "? not judged")}
 _NONE = "–"
@@ -34,18 +32,7 @@ _NONE = "–"
 def as_html(report: Report) -> str:
     """The whole page."""
     sections = "\n".join(_suite(report, r, i) for i, r in enumerate(report.results))
-    return f"""<!DOCTYPE html>
-<html lang="en">
-<head>
-<meta charset="utf-8">
-<meta name="viewport" content="width=device-width, initial-scale=1">
-<meta name="color-scheme" content="light dark">
-<meta http-equiv="Content-Security-Policy" content="{_NOTHING_FROM_OUTSIDE}">
-<title>Syncline bench, {_when(report, "%Y-%m-%d")}</title>
-<style>{STYLE}</style>
-</head>
-<body>
-<header>
+    body = f"""<header>
 <h1>Syncline bench</h1>
 <p class="lead">{_SYNCLINE} This page says how fast it was on one machine, side by side with what one would use
 instead.</p>
@@ -58,10 +45,8 @@ instead.</p>
 {sections}
 {_problems(report)}
 </main>
-<footer>Every single measurement is in <code>bench.json</code>, beside this page.</footer>
-</body>
-</html>
-"""
+<footer>Every single measurement is in <code>bench.json</code>, beside this page.</footer>"""
+    return document(title=f"Syncline bench, {_when(report, '%Y-%m-%d')}", body=body, style=STYLE)
 
 
 def _notes(report: Report) -> str:
@@ -71,7 +56,7 @@ def _notes(report: Report) -> str:
         notes.append("Others were computing on this machine: trust the ratios, not the times, and mind the spread.")
     if report.failures:
         notes.append("Not everything could be measured: what failed is told where it belongs.")
-    return "".join(f'<p class="note">{_text(note)}</p>' for note in notes)
+    return "".join(f'<p class="note">{text(note)}</p>' for note in notes)
 
 
 def _summary(report: Report) -> str:
@@ -81,7 +66,7 @@ def _summary(report: Report) -> str:
         for verdict in result.verdicts()
     ]
     others = [
-        f'<a href="#suite-{i}">{_text(r.suite.name)}</a>' for i, r in enumerate(report.results) if not r.suite.goals
+        f'<a href="#suite-{i}">{text(r.suite.name)}</a>' for i, r in enumerate(report.results) if not r.suite.goals
     ]
     parts = ["<section>", "<h2>Summary</h2>"]
     if rows:
@@ -107,10 +92,10 @@ def _verdict_row(suite: Suite, verdict: Verdict, link: str) -> str:
     doubt = ""
     if verdict.ratio is not None and not is_beyond_doubt(verdict):
         doubt = ' <span class="doubt">The rounds disagree, which leaves doubt.</span>'
-    found = f"<b>{_text(verdict.goal.contender)}</b>: {_with_range(found_in_words(suite, verdict))}{doubt}"
+    found = f"<b>{text(verdict.goal.contender)}</b>: {_with_range(found_in_words(suite, verdict))}{doubt}"
     return (
-        f'<tr><td class="verdict">{_badge(verdict)}</td><td class="suite"><a href="{link}">{_text(suite.name)}</a></td>'
-        f'<td class="found">{found}</td><td class="wanted">{_text(goal_in_words(suite, verdict.goal))}</td></tr>'
+        f'<tr><td class="verdict">{_badge(verdict)}</td><td class="suite"><a href="{link}">{text(suite.name)}</a></td>'
+        f'<td class="found">{found}</td><td class="wanted">{text(goal_in_words(suite, verdict.goal))}</td></tr>'
     )
 
 
@@ -130,7 +115,7 @@ def _machine(report: Report) -> str:
         "measured": _when(report, "%Y-%m-%d, %H:%M UTC"),
         "kind": "quick: a first look with few rounds" if report.is_quick else "full",
     }
-    listed = "".join(f"<div><dt>{name}</dt><dd>{_text(value)}</dd></div>" for name, value in facts.items())
+    listed = "".join(f"<div><dt>{name}</dt><dd>{text(value)}</dd></div>" for name, value in facts.items())
     return f'<section>\n<h2>The machine</h2>\n<dl class="facts">{listed}</dl>\n</section>'
 
 
@@ -157,8 +142,8 @@ def _suite(report: Report, result: SuiteResult, index: int) -> str:
     suite = result.suite
     parts = [
         f'<section class="suite" id="suite-{index}">',
-        f"<h2>{_text(suite.name)}</h2>",
-        f"<p>{_text(suite.measures)} {_text(rounds_in_words(result))}</p>",
+        f"<h2>{text(suite.name)}</h2>",
+        f"<p>{text(suite.measures)} {text(rounds_in_words(result))}</p>",
         _contenders(suite),
         _chart(result),
         _table(result),
@@ -173,14 +158,14 @@ def _suite(report: Report, result: SuiteResult, index: int) -> str:
 def _verdict(suite: Suite, verdict: Verdict) -> str:
     goal = verdict.goal
     return (
-        f"<b>{_text(goal.contender)}</b> was to be {_text(goal_in_words(suite, goal))}; "
+        f"<b>{text(goal.contender)}</b> was to be {text(goal_in_words(suite, goal))}; "
         f"found: {_with_range(found_in_words(suite, verdict))}."
     )
 
 
 def _with_range(words: str) -> str:
     """A range in parentheses at the end stays on one line."""
-    before, opening, ends = _text(words).rpartition("(")
+    before, opening, ends = text(words).rpartition("(")
     return f'{before}<span class="range">{opening}{ends}</span>' if opening else ends
 
 
@@ -194,12 +179,12 @@ def _chart(result: SuiteResult) -> str:
         bar = draw_bar(axis, result.outcomes[contender.name].values, found, _kind(suite, contender), suite.unit)
         value = f"{number(found.median)} {suite.unit}" if found else "no value"
         rows += [
-            f'<span class="name">{_text(contender.name)}</span>',
-            f'<span class="value">{_text(value)}</span>',
+            f'<span class="name">{text(contender.name)}</span>',
+            f'<span class="value">{text(value)}</span>',
             bar,
         ]
     direction = better(suite)
-    caption = [_text(suite.unit), *([f"{direction} is better"] if direction else [])]
+    caption = [text(suite.unit), *([f"{direction} is better"] if direction else [])]
     if axis.is_logarithmic:
         caption.append("<b>logarithmic scale</b>: equal distances are equal ratios")
     values = [v for outcome in result.outcomes.values() for v in outcome.values if v is not None]
@@ -221,7 +206,7 @@ def _table(result: SuiteResult) -> str:
     head = "".join(f'<th scope="col">{column}</th>' for column in _COLUMNS)
     body = "\n".join(_row(result, c) for c in result.suite.contenders)
     table = f'<table class="numbers">\n<thead><tr>{head}</tr></thead>\n<tbody>\n{body}\n</tbody></table>'
-    return f'<div class="scroll">{table}</div>'
+    return region(table, f"The numbers of {result.suite.name}")
 
 
 def _row(result: SuiteResult, contender: Contender) -> str:
@@ -238,7 +223,7 @@ def _row(result: SuiteResult, contender: Contender) -> str:
         cells[3] = "1" if contender.name == result.suite.baseline else _ratio(ratio)
     labelled = zip(_COLUMNS[1:], cells, strict=True)  # a phone shows a row as lines, each with its label
     numbers = "".join(f'<td data-label="{label}">{_with_range(cell)}</td>' for label, cell in labelled)
-    return f'<tr><th scope="row">{_text(contender.name)}{failed}</th>{numbers}</tr>'
+    return f'<tr><th scope="row">{text(contender.name)}{failed}</th>{numbers}</tr>'
 
 
 def _ratio(ratio: Spread | None) -> str:
@@ -248,7 +233,7 @@ def _ratio(ratio: Spread | None) -> str:
 
 
 def _contenders(suite: Suite) -> str:
-    told = [f"<dt>{_text(c.name)}</dt><dd>{_text(c.what)}</dd>" for c in suite.contenders if c.what]
+    told = [f"<dt>{text(c.name)}</dt><dd>{text(c.what)}</dd>" for c in suite.contenders if c.what]
     return f'<dl class="contenders">{"".join(told)}</dl>' if told else ""
 
 
@@ -257,7 +242,7 @@ def _failures(result: SuiteResult) -> str:
     for name, outcome in result.outcomes.items():
         if outcome.failures:
             left_out = " and was left out" if outcome.is_out else ""
-            told.append(f"<p><b>{_text(name)}</b> failed{left_out}.</p>\n<pre>{_text(outcome.failures[-1])}</pre>")
+            told.append(f"<p><b>{text(name)}</b> failed{left_out}.</p>\n<pre>{text(outcome.failures[-1])}</pre>")
     return f'<div class="failures">{"".join(told)}</div>' if told else ""
 
 
@@ -266,20 +251,15 @@ def _again(report: Report, result: SuiteResult) -> str:
         return ""
     repeats = max(1, round(result.rounds / result.suite.rounds_per_repeat))
     command = f"syncline bench {result.entry}{' --quick' * report.is_quick} --repeats {repeats}"
-    return f'<p class="again">To measure it again: <code>{_text(command)}</code></p>'
+    return f'<p class="again">To measure it again: <code>{text(command)}</code></p>'
 
 
 def _problems(report: Report) -> str:
     if not report.problems:
         return ""
-    told = "".join(f"<pre>{_text(problem)}</pre>" for problem in report.problems)
+    told = "".join(f"<pre>{text(problem)}</pre>" for problem in report.problems)
     return f'<section>\n<h2>What could not be measured</h2>\n<div class="failures">{told}</div>\n</section>'
 
 
 def _when(report: Report, form: str) -> str:
     return time.strftime(form, time.gmtime(report.started))
-
-
-def _text(text: str) -> str:
-    """Text as it is to be read, whatever is in it."""
-    return escape("\n".join(clean(line) for line in text.splitlines()))

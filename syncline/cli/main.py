@@ -18,8 +18,15 @@ import typer
 from syncline import __version__
 from syncline.cli.chaos import chaos
 from syncline.cli.cluster import app as cluster
+from syncline.cli.data import app as data_commands
 from syncline.cli.flags import with_run_options
+from syncline.cli.list import list_names
+from syncline.cli.models import models
+from syncline.cli.predict import predict
+from syncline.cli.report import report
+from syncline.cli.show import show
 from syncline.cli.task_flags import (
+    Augment,
     ClipNorm,
     Data,
     DataDir,
@@ -31,6 +38,7 @@ from syncline.cli.task_flags import (
     WeightDecay,
     What,
 )
+from syncline.cli.watch import watch
 from syncline.errors import ConfigError, Interrupted, SynclineError
 from syncline.telemetry.events import Event, RunEnded
 from syncline.view.observer import Observer
@@ -67,6 +75,7 @@ def train(
     metrics: Metrics = None,
     weight_decay: WeightDecay = None,
     clip_norm: ClipNorm = None,
+    augment: Augment = None,
     data_dir: DataDir = None,
     quiet: _Quiet = False,
     json: _Json = False,
@@ -86,7 +95,8 @@ def train(
     # A task in Python imports torch here; the workers' import runs beside it.
     engine = LocalEngine() if ".py" in task and settings.get("engine", "local") == "local" else None
     given = {"data": data, "loss": loss, "optimizer": optimizer, "schedule": schedule, "metrics": metrics,
-             "weight_decay": weight_decay, "clip_norm": clip_norm, "data_dir": data_dir}  # fmt: skip
+             "weight_decay": weight_decay, "clip_norm": clip_norm, "augment": augment,
+             "data_dir": data_dir}  # fmt: skip
     with closing(engine) if engine else nullcontext():
         found = find_task(task, given, settings, lr)
         progress = _download_progress(quiet or json)
@@ -174,6 +184,7 @@ def workers(
 
 
 app.add_typer(cluster, name="cluster")
+app.add_typer(data_commands, name="data")
 
 
 @app.command()
@@ -368,6 +379,12 @@ def _install_peers(suites: list[str], keys: list[str], peers_dir: Path | None) -
 
 
 app.command()(chaos)
+app.command()(models)
+app.command()(predict)
+app.command(name="list")(list_names)
+app.command()(show)
+app.command()(report)
+app.command()(watch)
 
 
 class _Telling:

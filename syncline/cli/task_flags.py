@@ -11,7 +11,7 @@ from typing import Annotated
 import typer
 
 __all__ = [
-    "ClipNorm", "Data", "DataDir", "Loss", "Lr", "Metrics", "Optimizer", "Schedule", "WeightDecay", "What",
+    "Augment", "ClipNorm", "Data", "DataDir", "Loss", "Lr", "Metrics", "Optimizer", "Schedule", "WeightDecay", "What",
 ]  # fmt: skip
 
 Loss = Annotated[
@@ -26,11 +26,17 @@ Schedule = Annotated[
 Metrics = Annotated[str | None, typer.Option(help="torchmetrics by name, with commas between: accuracy,f1_score.")]
 WeightDecay = Annotated[float | None, typer.Option(help="Weight decay of the optimiser.")]
 ClipNorm = Annotated[float | None, typer.Option(help="Clip the combined gradient to this norm.")]
+Augment = Annotated[
+    str | None, typer.Option(help="What to do to training inputs, at random: 'crop(padding=4), flip, cutout(size=8)'.")
+]
 What = Annotated[
     str,
     typer.Argument(
         metavar="TASK", help="A model by name (lenet), a Python task (my_task.py:task) or a run file (my_run.toml)."
     ),
 ]
-Data = Annotated[str | None, typer.Option("--data", "-d", help="A data set by name: digits or mnist.")]
+Data = Annotated[
+    str | None,
+    typer.Option("--data", "-d", help="A data set by name (syncline data list), or the path or URL of your own."),
+]
 DataDir = Annotated[Path | None, typer.Option(help="Where to look for data sets first.")]

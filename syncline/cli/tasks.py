@@ -52,12 +52,13 @@ def find_task(what: str, given: Mapping[str, Any], settings: Mapping[str, Any], 
         changed = dataclasses.replace(task, **_without_schedule(flags))
         return FoundTask(_with_lr(changed, lr), RunConfig(**settings), data_dir)
     name = Spec.parse(what).name
-    if name not in zoo.names():
+    if not zoo.is_known(name):
         more = "A task in Python is given as my_task.py:task, a run file as my_run.toml."
         raise UnknownName.among("model", name, zoo.names(), more=more)
     if "data" not in flags:
         raise ConfigError(
-            f"Which data should {name} be trained on? Add --data with one of: {', '.join(named.names())}."
+            f"Which data should {name} be trained on? Add --data with a path, a URL or one of: "
+            f"{', '.join(named.names())}."
         )
     return FoundTask(_task({"model": what, **flags}, lr), RunConfig(**settings), data_dir)
 

@@ -41,6 +41,8 @@ class SharedBarrier:
         self, memory: mmap.mmap, offset: int, *, rank: int, size: int, spin_s: float, timeout_s: float
     ) -> None:
         self.rank, self.size = rank, size
+        self.waited_s = 0.0
+        """For how long this rank has waited for others so far."""
         self._spin_s, self._timeout_s = spin_s, timeout_s
         region = memoryview(memory)[offset : offset + self.bytes_needed(size)]
         self._words = region.cast("I")
@@ -72,7 +74,9 @@ class SharedBarrier:
         for other in self._others:
             index = other * stride
             if (words[index] - count) & _MASK >= 2**31:  # the other one is behind; counters may wrap around
+                since = time.perf_counter()
                 self._wait_for(other, index, count)
+                self.waited_s += time.perf_counter() - since
 
     def abort(self) -> None:
         """Wake everybody on every rank with `PeerLost`, now and at every later `wait`."""

@@ -39,6 +39,10 @@ class Collective(Protocol):
         What is for everybody counts once, whoever reads it; what `mix_` hands on counts for each rank that takes it.
         """
 
+    @property
+    def waited_s(self) -> float:
+        """For how many seconds this worker has waited for others so far; 0 where that cannot be told from sending."""
+
     def allocate(self, numel: int, dtype: torch.dtype, device: torch.device) -> torch.Tensor:
         """A zeroed flat tensor that `sum_` and `mix_` combine without copying it first, where the transport can."""
 
@@ -93,6 +97,7 @@ class Solo:
     rank = 0
     size = 1
     bytes_sent = 0
+    waited_s = 0.0
 
     def __init__(self) -> None:
         self._aborted = False

@@ -90,6 +90,11 @@ class ProcessGroup:
             self.close()
             raise
 
+    @property
+    def waited_s(self) -> float:
+        """In what was split from here and goes through memory; torch.distributed does not tell waiting from sending."""
+        return sum(child.waited_s for child in self._children)
+
     def allocate(self, numel: int, dtype: torch.dtype, device: torch.device) -> torch.Tensor:
         """Ordinary memory: the transport copies as it sends."""
         return torch.zeros(numel, dtype=dtype, device=device)

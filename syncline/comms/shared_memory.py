@@ -96,6 +96,11 @@ class SharedMemory:
         self._segments: list[Segment] = []
         self._children: list[Collective] = []
 
+    @property
+    def waited_s(self) -> float:
+        """Here and in what was split from here."""
+        return self._barrier.waited_s + sum(child.waited_s for child in self._children)
+
     def allocate(self, numel: int, dtype: torch.dtype, device: torch.device) -> torch.Tensor:
         """A flat tensor in shared memory; `SharedMemoryFull` on every rank if there is no room for all the copies."""
         if device.type != "cpu":

@@ -2,7 +2,7 @@
 
 Here: from a file to a `Task` and a `RunConfig`. Not here: what the settings mean (`task.py`, `config/run.py`).
 
-    model = "lenet"            # or a table: [model] name = "mlp", hidden = [64, 32]
+    model = "lenet"            # or a table: [model] name = "mlp", hidden = [64, 32]; or layers (declare/)
     data = "mnist"
     workers = 4
     [optimizer]
@@ -22,6 +22,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from syncline.config.run import RunConfig
+from syncline.declare.read import model_of
 from syncline.errors import ConfigError, ConfigFileError, nearest
 
 __all__ = ["RunFile", "read_run_file"]
@@ -34,6 +35,7 @@ _TASK_KEYS: dict[str, Any] = {
     "optimizer": str | dict,
     "schedule": str | dict,
     "metrics": str | list,
+    "augment": str | list,
     "weight_decay": float,
     "clip_norm": float,
 }
@@ -76,12 +78,16 @@ def read_run_file(path: Path) -> RunFile:
             raise ConfigFileError.at(path, line_number, f"There is no setting {key!r}. {hint}")
         if not _fits(value, allowed[key]):
             raise ConfigFileError.at(path, line_number, f"{key} is {value!r}, but must be {_in_words(allowed[key])}.")
+        if key == "model" and isinstance(value, dict) and "layers" in value:
+            continue  # a list of layers, which is read below
         if isinstance(value, dict) and not isinstance(value.get("name"), str):
             raise ConfigFileError.at(path, line_number, f'The table [{key}] needs a name, for example name = "...".')
     if "model" not in data or "data" not in data:
         missing = "model" if "model" not in data else "data"
         raise ConfigFileError.at(path, None, f'{missing} is missing. A run file needs model = "..." and data = "...".')
     task = {k: v for k, v in data.items() if k in _TASK_KEYS}
+    if isinstance(data["model"], dict) and "layers" in data["model"]:
+        task["model"] = model_of(data["model"], path, text)
     return RunFile(path, task, {k: v for k, v in data.items() if k not in _TASK_KEYS})
 
 

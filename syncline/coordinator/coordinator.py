@@ -140,6 +140,7 @@ class Coordinator:
                 for wish in self._requests.poll():
                     instructions += self.supervision.add(wish.add) if wish.add else []
                     instructions += self.supervision.remove(wish.remove) if wish.remove else []
+                    instructions += self.supervision.stop(time.monotonic()) if wish.stop else []
                 instructions += self.supervision.on_tick(time.monotonic())
                 self._pass_on_output()
                 self._write_ledger()

@@ -15,7 +15,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 from statistics import median
 
-from syncline.telemetry.events import Progress, WorkerSlow
+from syncline.telemetry.events import WAITING, Progress, WorkerSlow
 
 __all__ = ["Pace"]
 
@@ -28,7 +28,7 @@ SPAN_S = 3.0
 _LEAST_STEPS = 5
 _LEAST_DIFFERENCE_S = 0.001
 """Below that it is the clock and the scheduler that differ."""
-_WAITING = "exchange"
+_NOT_ITS_OWN = ("exchange", WAITING)
 
 
 @dataclass(frozen=True)
@@ -82,7 +82,7 @@ class Pace:
         if worker is None or event.step <= worker.last_step:
             self._workers[event.rank] = _Worker(event.step)  # how many steps its first report covers is not known
             return None
-        work = {name: seconds for name, seconds in event.phases.items() if name != _WAITING}
+        work = {name: seconds for name, seconds in event.phases.items() if name not in _NOT_ITS_OWN}
         worker.add(_Piece(event.time, event.seconds, event.step - worker.last_step, work))
         worker.last_step = event.step
         return self._judge(event.rank, event)

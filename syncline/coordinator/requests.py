@@ -19,10 +19,11 @@ __all__ = ["RequestBox", "Wish", "is_live", "wish"]
 
 
 class Wish(msgspec.Struct, frozen=True):
-    """To have more or fewer workers."""
+    """To have more or fewer workers, or to end with everything saved, as with Ctrl-C."""
 
     add: int = 0
     remove: int = 0
+    stop: bool = False
 
 
 class _Owner(msgspec.Struct, frozen=True):

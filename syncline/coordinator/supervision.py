@@ -197,9 +197,15 @@ class Supervision:
         if self._phase == "ended":
             return []
         if self._interrupts == 1 and self._phase == "running":
-            self._phase, self._deadline = "stopping", now + STOPPING_GRACE_S
-            return [TellStop()]
+            return self.stop(now)
         return self._kill(now)
+
+    def stop(self, now: float) -> list[Instruction]:
+        """End cleanly, if the run is not ending already; to wish it twice does no harm."""
+        if self._phase != "running":
+            return []
+        self._phase, self._deadline = "stopping", now + STOPPING_GRACE_S
+        return [TellStop()]
 
     def on_tick(self, now: float) -> list[Instruction]:
         """Time has passed."""

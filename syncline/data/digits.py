@@ -1,18 +1,17 @@
 """The digits data set: 1,797 real handwritten digits of 8x8 pixels, which need no network.
 
-Here: finding the file inside the installed scikit-learn, and the fixed split. scikit-learn itself is never imported:
-that takes well over a second, and all we want is one file of its package. (E. Alpaydin and C. Kaynak, "Optical
+Here: reading the file inside scikit-learn (`in_sklearn.py`), and the fixed split. (E. Alpaydin and C. Kaynak, "Optical
 Recognition of Handwritten Digits", UCI Machine Learning Repository, 1998; the test part.)
 """
 
 from __future__ import annotations
 
 import gzip
-import importlib.util
 import zlib
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from syncline.data.in_sklearn import REINSTALL, file_in_sklearn
 from syncline.data.named import DataInfo, Progress, Split
 from syncline.errors import DataError
 
@@ -28,7 +27,6 @@ SPLIT_SEED = 1797
 
 _PIXELS = 64
 _DARKEST = 16
-_REINSTALL = "Reinstall scikit-learn: pip install --force-reinstall scikit-learn"
 
 
 class Digits:
@@ -42,16 +40,7 @@ class Digits:
 
     def locate(self, data_dir: Path | None, progress: Progress | None) -> Path:  # noqa: ARG002  # nothing to fetch
         """The file inside scikit-learn; `data_dir` plays no part."""
-        package = importlib.util.find_spec("sklearn")
-        if package is None or not package.submodule_search_locations:
-            raise DataError(
-                "The data set 'digits' is a file inside scikit-learn, which is not installed. Install it: "
-                "pip install scikit-learn"
-            )
-        path = Path(package.submodule_search_locations[0], "datasets", "data", "digits.csv.gz")
-        if not path.is_file():
-            raise DataError(f"The data set 'digits' should be at {path}, but there is no such file. {_REINSTALL}")
-        return path
+        return file_in_sklearn(self.name, "digits.csv.gz")
 
     def info(self, path: Path) -> DataInfo:  # noqa: ARG002  # the file has one version only, and `load` checks it
         """Known without reading."""
@@ -62,6 +51,7 @@ class Digits:
             input_shape=(1, 8, 8),
             classes=10,
             scale=None,
+            class_names=tuple("0123456789"),
         )
 
     def load(self, path: Path, split: Split) -> tuple[np.ndarray, np.ndarray]:
@@ -72,11 +62,11 @@ class Digits:
             with gzip.open(path, "rt", encoding="ascii") as file:
                 table = np.loadtxt(file, delimiter=",", dtype=np.int64)
         except (OSError, EOFError, zlib.error, ValueError) as error:
-            raise DataError(f"{path} cannot be read as digits: {error}. {_REINSTALL}") from error
+            raise DataError(f"{path} cannot be read as digits: {error}. {REINSTALL}") from error
         if table.shape != (TRAIN_SAMPLES + TEST_SAMPLES, _PIXELS + 1):
             raise DataError(
                 f"{path} holds a table of shape {table.shape}, but digits has {TRAIN_SAMPLES + TEST_SAMPLES} rows of "
-                f"{_PIXELS} pixels and a label. {_REINSTALL}"
+                f"{_PIXELS} pixels and a label. {REINSTALL}"
             )
         order = np.random.RandomState(SPLIT_SEED).permutation(len(table))
         rows = table[order[:TRAIN_SAMPLES] if split == "train" else order[TRAIN_SAMPLES:]]

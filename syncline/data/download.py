@@ -23,7 +23,7 @@ from typing import BinaryIO
 from syncline.data.named import Progress
 from syncline.errors import DataError
 
-__all__ = ["cache_dir", "environment_data_dir", "fetch", "md5_hex", "place"]
+__all__ = ["cache_dir", "environment_data_dir", "fetch", "md5_hex", "place", "place_bytes"]
 
 CHUNK_BYTES = 1 << 16
 
@@ -76,6 +76,15 @@ def place(target: Path, write: Callable[[BinaryIO], None]) -> None:
                 "choose another folder with XDG_CACHE_HOME."
             ) from error
         raise
+
+
+def place_bytes(target: Path, data: bytes) -> None:
+    """Make `target` appear with these bytes, or not at all."""
+
+    def write(file: BinaryIO) -> None:
+        file.write(data)
+
+    place(target, write)
 
 
 def fetch(url: str, target: Path, *, md5: str, progress: Progress | None = None, timeout_s: float = 20) -> None:

@@ -8,11 +8,12 @@ worker exists, so nothing here imports torch, and numpy only when samples are re
 from __future__ import annotations
 
 import importlib
+import inspect
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Literal, Protocol, cast
+from typing import TYPE_CHECKING, Any, Literal, Protocol, cast
 
-from syncline.errors import UnknownName
+from syncline.errors import ConfigError, UnknownName
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -39,6 +40,9 @@ class DataInfo:
         classes: How many classes the targets have; None if they are not classes.
         scale: (mean, deviation) of inputs kept as bytes, for `(x / 255 - mean) / deviation`; None if the inputs are
             floats that need nothing more.
+        vocabulary: If the inputs are tokens, int64 numbers below this, and the targets are of the same shape: the token
+            that follows each; None for all other data.
+        class_names: What the classes are called, in order, where that is known.
     """
 
     name: str
@@ -47,6 +51,8 @@ class DataInfo:
     input_shape: tuple[int, ...]
     classes: int | None
     scale: tuple[float, float] | None
+    vocabulary: int | None = None
+    class_names: tuple[str, ...] | None = None
 
 
 class NamedData(Protocol):
@@ -65,8 +71,12 @@ class NamedData(Protocol):
 
 
 _MODULES = {
+    "cifar10": ("syncline.data.cifar10", "Cifar10"),
     "digits": ("syncline.data.digits", "Digits"),
+    "fashion-mnist": ("syncline.data.fashion_mnist", "FashionMnist"),
+    "iris": ("syncline.data.iris", "Iris"),
     "mnist": ("syncline.data.mnist", "Mnist"),
+    "shakespeare": ("syncline.data.shakespeare", "Shakespeare"),
 }
 
 
@@ -75,9 +85,18 @@ def names() -> list[str]:
     return sorted(_MODULES)
 
 
-def named(name: str) -> NamedData:
-    """The data set called `name`; UnknownName, with the nearest names, if there is none."""
+def named(name: str, **options: Any) -> NamedData:
+    """The data set called `name` with these options, such as the length of a window.
+
+    UnknownName, with the nearest names, if there is none; ConfigError if it has no such option.
+    """
     if name not in _MODULES:
         raise UnknownName.among("data set", name, _MODULES)
     module, attribute = _MODULES[name]
-    return cast("NamedData", getattr(importlib.import_module(module), attribute)())
+    data_set = getattr(importlib.import_module(module), attribute)
+    known = list(inspect.signature(data_set).parameters)
+    for option in options:
+        if option not in known:
+            has = f"Its options are: {', '.join(known)}." if known else "It has none."
+            raise ConfigError(f"The data set {name} has no option {option!r}. {has}")
+    return cast("NamedData", data_set(**options))

@@ -17,10 +17,13 @@ import numpy as np
 from syncline.data.position import Position
 from syncline.data.stint import Range, Stint
 
-__all__ = ["Position", "SampleOrder", "Share", "hold_out", "permutation", "step_seed"]
+__all__ = ["Position", "SampleOrder", "Share", "grouped_permutation", "hold_out", "permutation", "step_seed"]
 
 _HELD_OUT = 0x48454C44
 """Sets the stream that chooses what is held out apart from those of the epochs."""
+
+_GROUPED = 0x47525053
+"""Likewise for the streams that mix some groups at a time."""
 
 
 @dataclass(frozen=True)
@@ -51,6 +54,22 @@ def permutation(seed: int, epoch: int, count: int) -> np.ndarray:
     return np.random.RandomState(bits).permutation(count)
 
 
+def grouped_permutation(seed: int, epoch: int, sizes: np.ndarray, window: int) -> np.ndarray:
+    """The order of samples in one epoch if they lie in groups of these `sizes`, and `window` groups are mixed at once.
+
+    The groups come in random order, and the samples of each `window` of them are shuffled together. Whoever goes
+    through the order needs no more than `window` groups at hand, and each of them once.
+    """
+    random = np.random.RandomState(np.random.MT19937(np.random.SeedSequence([seed, epoch, _GROUPED])))
+    ends = np.cumsum(sizes)
+    groups = random.permutation(len(sizes))
+    order = [np.empty(0, np.int64)]
+    for at in range(0, len(groups), window):
+        samples = np.concatenate([np.arange(ends[g] - sizes[g], ends[g]) for g in groups[at : at + window]])
+        order.append(samples[random.permutation(len(samples))])
+    return np.concatenate(order)
+
+
 def hold_out(seed: int, count: int, number: int) -> tuple[np.ndarray, np.ndarray]:
     """The samples to train on and the `number` of samples held out, drawn at random, both in ascending order."""
     order = permutation(seed, _HELD_OUT, count)
@@ -73,6 +92,9 @@ class SampleOrder:
     shuffle: bool = True
     kept: np.ndarray | None = field(default=None, compare=False)
     """Which samples of the data set are used, if not all of them; `count` is how many these are."""
+    groups: np.ndarray | None = field(default=None, compare=False)
+    """How many samples of the data set lie in each group, if only `window` groups are to be mixed at a time."""
+    window: int = 1
 
     @property
     def steps_per_epoch(self) -> int:
@@ -94,5 +116,8 @@ class SampleOrder:
             yield Share(dealt.position, indices, dealt.batch, dealt.ranges, dealt.after(self.count))
 
     def _order(self, epoch: int) -> np.ndarray:
+        if self.shuffle and self.groups is not None:
+            grouped = grouped_permutation(self.seed, epoch, self.groups, self.window)
+            return grouped if self.kept is None else grouped[np.isin(grouped, self.kept)]
         order = permutation(self.seed, epoch, self.count) if self.shuffle else np.arange(self.count)
         return order if self.kept is None else self.kept[order]

@@ -22,6 +22,7 @@ import numpy as np
 import torch
 from torch.utils.data import DataLoader, Dataset
 
+from syncline.data.augmented import AugmentedSource, untransformed
 from syncline.data.order import Share
 from syncline.data.source import ArraySource, DatasetSource, Source
 
@@ -141,7 +142,8 @@ def ahead_of(
 ) -> Ahead[Fetched] | InLine[Fetched]:
     """Each share with its samples, in the way that suits the source; a share has about `samples` of them."""
     fetched = fetch(source, shares, loaders=loaders, seed=seed)
-    if isinstance(source, ArraySource) and samples * source.bytes_per_sample <= _SMALL_SHARE_BYTES:
+    base = untransformed(source)
+    if base is source and isinstance(base, ArraySource) and samples * base.bytes_per_sample <= _SMALL_SHARE_BYTES:
         return InLine(fetched)
     return Ahead(fetched)
 
@@ -152,6 +154,9 @@ def fetch(source: Source, shares: Iterator[Share], *, loaders: int, seed: int) -
     With `loaders` processes, everything random in a Dataset's `__getitem__` is seeded by the seed, the epoch and the
     sample's own index, so it depends neither on the number of workers nor on where a run was resumed.
     """
+    if isinstance(source, AugmentedSource):
+        fetched = fetch(source.base, shares, loaders=loaders, seed=seed)
+        return (Fetched(f.share, source.of_share(f.data, f.share)) for f in fetched)
     if loaders and isinstance(source, DatasetSource):
         return _through_processes(source, shares, loaders, seed)
     return (Fetched(share, _read(source, share)) for share in shares)

@@ -21,7 +21,11 @@ Indices = Sequence[int] | np.ndarray
 
 
 class Source(Protocol):
-    """Samples by index."""
+    """Samples by index.
+
+    One whose samples lie in groups that are best read one after the other may say so with `group_sizes`, and with
+    `window` how many of these are to be mixed at a time (`order.py`).
+    """
 
     def __len__(self) -> int:
         """How many samples there are."""
@@ -129,6 +133,16 @@ class _InputsOnly:
 
     def __len__(self) -> int:
         return len(self._source)
+
+    @property
+    def group_sizes(self) -> np.ndarray | None:
+        """As the source has them."""
+        return getattr(self._source, "group_sizes", None)
+
+    @property
+    def window(self) -> int:
+        """As the source has it."""
+        return getattr(self._source, "window", 1)
 
     def fetch(self, indices: Indices) -> Any:
         """What comes first."""

@@ -22,6 +22,7 @@ from pyspark.ml.util import MLReadable, MLWritable
 
 from syncline.config.run import RunConfig
 from syncline.config.spec import Spec
+from syncline.declare.declared import Declared
 from syncline.driver import run_task
 from syncline.engines.spark import SparkEngine
 from syncline.errors import ConfigError, Interrupted, WorkerFailed, nearest
@@ -219,6 +220,8 @@ class Estimator(
         if isinstance(task.model, Spec):
             # The number of classes is known here, and to nobody who sees only the rows of one step.
             task = dataclasses.replace(task, model=_FromZoo(task.model, shape, fed.classes))
+        elif isinstance(task.model, Declared):
+            task = dataclasses.replace(task, model=_FromLayers(task.model, shape, fed.classes))
         outputs = None
         if _answers_of(task.loss) != "classes":
             # A target of another shape than the output would be spread over it without a word.
@@ -237,6 +240,17 @@ class _FromZoo:
 
     def __call__(self) -> torch.nn.Module:
         return zoo.build(self._spec.name, self._shape, self._classes, **dict(self._spec.options))
+
+
+class _FromLayers:
+    """A declared model for rows of a known shape, made in the worker."""
+
+    def __init__(self, declared: Declared, shape: tuple[int, ...], classes: int) -> None:
+        self.__name__ = declared.name
+        self._declared, self._shape, self._classes = declared, shape, classes
+
+    def __call__(self) -> torch.nn.Module:
+        return self._declared.build(self._shape, self._classes)
 
 
 def _answers_of(loss: Any) -> Answers | None:

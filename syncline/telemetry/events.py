@@ -12,10 +12,13 @@ from typing import Any
 import msgspec
 
 __all__ = [
-    "CheckpointSaved", "Contest", "Evaluated", "Event", "Exchanged", "Logged", "Noted", "Progress", "RunEnded",
-    "RunStarted", "StrategySwitched", "Summary", "Warned", "WentOn", "WorkerFailure", "WorkerLost", "WorkerOutput",
-    "WorkerReady", "WorkerSlow", "from_dict", "to_dict", "to_line",
+    "WAITING", "CheckpointSaved", "Contest", "Evaluated", "Event", "Exchanged", "Logged", "Noted", "Progress",
+    "RunEnded", "RunStarted", "StrategySwitched", "Summary", "Warned", "WentOn", "WorkerFailure", "WorkerLost",
+    "WorkerOutput", "WorkerReady", "WorkerSlow", "from_dict", "to_dict", "to_line",
 ]  # fmt: skip
+
+WAITING = "waiting"
+"""The phase of a step that is no part of it: what a worker waited for others, where the transport can tell."""
 
 
 class _Event(msgspec.Struct, frozen=True, kw_only=True, tag_field="event"):

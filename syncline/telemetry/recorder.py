@@ -12,7 +12,7 @@ from collections import deque
 from collections.abc import Callable
 
 from syncline.data.order import Position
-from syncline.telemetry.events import Event, Progress
+from syncline.telemetry.events import WAITING, Event, Progress
 
 __all__ = ["PHASES", "Recorder"]
 
@@ -34,9 +34,11 @@ class Recorder:
         self.total_seconds = 0.0
         self.count_bytes: Callable[[], int] = lambda: 0
         """How many bytes this worker has sent in all; whoever sends knows."""
+        self.count_waiting: Callable[[], float] = lambda: 0.0
+        """For how long this worker has waited for others in all; whoever exchanges knows."""
         self.also_flush: Callable[[bool], None] = lambda is_last: None  # noqa: ARG005  # nobody has asked yet
         """Called with every flush: with True if nothing more comes for a while."""
-        self._bytes_before = 0
+        self._bytes_before, self._waited_before = 0, 0.0
         self._events: deque[Event] = deque()
         self._last_mark = self._window_start = time.perf_counter()
         self._reset()
@@ -48,13 +50,20 @@ class Recorder:
     def start(self) -> None:
         """Begin timing here: what came before belongs to no step."""
         self._last_mark = self._window_start = time.perf_counter()
+        self._waited_before = self.count_waiting()
 
     def mark(self, phase: str) -> None:
-        """The time since the last mark was spent on `phase`."""
-        now = time.perf_counter()
-        self._phases[phase] = self._phases.get(phase, 0.0) + now - self._last_mark
-        self.total_seconds += now - self._last_mark
-        self._last_mark = now
+        """The time since the last mark was spent on `phase`, and on waiting for others in the middle of it."""
+        now, waited = time.perf_counter(), self.count_waiting()
+        spent, waiting = now - self._last_mark, waited - self._waited_before
+        if waiting > 0:
+            waiting = min(waiting, spent)
+            self._phases[WAITING] = self._phases.get(WAITING, 0.0) + waiting
+            self._phases[phase] = self._phases.get(phase, 0.0) + spent - waiting
+        else:
+            self._phases[phase] = self._phases.get(phase, 0.0) + spent
+        self.total_seconds += spent
+        self._last_mark, self._waited_before = now, waited
 
     def step(
         self, position: Position, samples: int, batch: int, loss: float | None, correct: float | None, lr: float

@@ -1,6 +1,7 @@
 """A run's directory: where each thing lies, writing events to it and reading them back.
 
-    RUN/plan.json  config.json  events.jsonl  ledger.jsonl  summary.json  task.payload  logs/worker-0.log  checkpoints/
+    RUN/plan.json  config.json  events.jsonl  ledger.jsonl  summary.json  predictions.json  task.payload
+        logs/worker-0.log  checkpoints/
 
 Here: paths and the event file. Not here: what a checkpoint holds (`checkpoint/`). Reading works on a run that is live,
 finished or crashed: a last line that is cut off is left out.
@@ -86,6 +87,11 @@ class RunDir:
     def summary(self) -> Path:
         """The last event of a run that reached its end."""
         return self.path / "summary.json"
+
+    @property
+    def predictions(self) -> Path:
+        """What a classifier got right and wrong on the test data."""
+        return self.path / "predictions.json"
 
     @property
     def payload(self) -> Path:

@@ -93,7 +93,7 @@ class ThreadCollective:
         self._rank = rank
         self._size = size
         self._table = table
-        self.bytes_sent = 0
+        self.bytes_sent, self.waited_s = 0, 0.0
 
     @property
     def rank(self) -> int:

@@ -20,7 +20,7 @@ __all__ = ["PHASE_COLOURS", "beside", "coloured_row", "draw", "flow", "plot", "s
 
 PHASE_COLOURS = {
     "data": "blue", "forward": "cyan", "compute": "cyan", "backward": "green", "exchange": "magenta",
-    "update": "yellow",
+    "waiting": "bright_black", "update": "yellow",
 }  # fmt: skip
 _MARKS: dict[WorkerStatus, tuple[str, str]] = {
     "starting": ("○", "dim"), "training": ("●", "green"), "finished": ("✓", "green"), "lost": ("✗", "bold red"),

@@ -39,7 +39,7 @@ WorkerStatus = Literal["starting", "training", "finished", "lost"]
 _SMOOTHING_S = 4.0
 _LEAST_ELAPSED_S = 1.0
 """Before that, a time left would be a guess about a machine that is still warming up."""
-_PHASES = ("data", "forward", "compute", "backward", "exchange", "update")
+_PHASES = ("data", "forward", "compute", "backward", "exchange", "waiting", "update")
 MOST_WARNINGS = 20
 """So many are shown; the rest are in the run's events."""
 _MOST_EVALUATIONS = 512

@@ -163,5 +163,5 @@ def next_steps(summary: Summary, *, cores: int, can_train_on: bool, can_explain:
         steps.append((f"--workers {cores}", f"uses all {cores} cores of this machine"))
     elif can_explain:
         steps.append(("syncline explain TASK", "says what a run would do, without doing it"))
-    steps.append((f"{run}/events.jsonl", "has every number of this run"))
+    steps.append((f"syncline report {run}", "draws it all on one page"))
     return steps

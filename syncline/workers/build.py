@@ -1,25 +1,32 @@
 """From the names in a task to torch objects.
 
-Here: looking up models, losses, optimisers, schedules by torch's own names, and telling the nearest name when there is
-none. Not here: metrics (`metrics.py`), data that is known by name (`data/named.py`).
+Here: making models, losses, optimisers and schedules that a task names. Not here: which names there are
+(`catalogue/`), metrics (`metrics.py`), data that is known by name (`data/named.py`).
 """
 
 from __future__ import annotations
 
 import functools
 import inspect
-import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import torch
 from torch import nn
 
+from syncline.catalogue import losses, optimizers, schedules
+from syncline.catalogue.lookup import check_options, construct, find, key
 from syncline.config.spec import Spec
-from syncline.data.named import named
+from syncline.data import transforms
+from syncline.data.augmented import AugmentedSource, untransformed
+from syncline.data.files.source import sources as file_sources
+from syncline.data.named import DataInfo, named
 from syncline.data.source import ArraySource, Source, as_source, inputs_only
-from syncline.errors import ConfigError, UnknownName, nearest
+from syncline.declare.build import build as build_declared
+from syncline.declare.declared import Declared
+from syncline.declare.sizes import Sizes
+from syncline.errors import ConfigError, UnknownName
 from syncline.task import LocatedData, Task, made
 from syncline.zoo import registry as zoo
 
@@ -31,23 +38,34 @@ __all__ = [
     "build_optimizer",
     "build_schedule",
     "build_sources",
+    "class_names",
     "parameter_shapes",
 ]
 
 Loss = Callable[..., torch.Tensor]
 
 
-def build_sources(task: Task) -> tuple[Source, Source | None]:
-    """The training data and the test data, if any; without targets if the model is to give back its input."""
+def build_sources(task: Task, seed: int = 0) -> tuple[Source, Source | None]:
+    """The training data and the test data, if any; without targets if the model is to give back its input.
+
+    `seed` decides what is random in augmentation.
+    """
     train, test = _sources(task)
     if task.reconstructs:
-        return inputs_only(train), inputs_only(test) if test is not None else None
+        train, test = inputs_only(train), inputs_only(test) if test is not None else None
+    if augment := transforms.parse(task.augment):
+        train = AugmentedSource(train, augment, seed=seed, is_training=True)
+        test = AugmentedSource(test, augment, seed=seed, is_training=False) if test is not None else None
     return train, test
 
 
 def _sources(task: Task) -> tuple[Source, Source | None]:
+    if isinstance(task.data, LocatedData) and task.data.survey is not None:
+        in_files, own_test = file_sources(task.data.survey), task.test
+        return in_files[0], as_source(made(own_test)) if own_test is not None else in_files[1]
     if isinstance(task.data, LocatedData):
-        data_set, path, scale = named(task.data.name), Path(task.data.path), task.data.info.scale
+        data_set = named(task.data.name, **task.data.options)
+        path, scale = Path(task.data.path), task.data.info.scale
         train: Source = ArraySource(*data_set.load(path, "train"), scale=scale)
         own_test = as_source(made(task.test)) if task.test is not None else None
         return train, own_test or ArraySource(*data_set.load(path, "test"), scale=scale)
@@ -55,12 +73,20 @@ def _sources(task: Task) -> tuple[Source, Source | None]:
     return as_source(made(task.data)), test
 
 
+def class_names(task: Task) -> list[str] | None:
+    """What the classes of the data are called, if it says so."""
+    names = getattr(task.data.info, "class_names", None) if isinstance(task.data, LocatedData) else None
+    return list(names) if names else None
+
+
 def build_model(task: Task, train: Source, seed: int) -> nn.Module:
     """The model, with weights drawn from `seed` if Syncline makes it."""
     torch.manual_seed(seed)
     if isinstance(task.model, Spec):
-        input_shape, classes = _shape_and_classes(task, train)
-        return zoo.build(task.model.name, input_shape, classes, **dict(task.model.options))
+        input_shape, classes, vocabulary = _fit(task, train)
+        return zoo.build(task.model.name, input_shape, classes, vocabulary, **dict(task.model.options))
+    if isinstance(task.model, Declared):
+        return build_declared(task.model, _sizes(task, train))
     model = task.model if isinstance(task.model, nn.Module) else task.model()  # type: ignore[operator]  # a Spec by now
     if not isinstance(model, nn.Module):
         raise ConfigError(
@@ -75,7 +101,10 @@ def parameter_shapes(task: Task) -> dict[str, tuple[int, ...]]:
         model = task.model if isinstance(task.model, nn.Module) else None
         if isinstance(task.model, Spec) and isinstance(task.data, LocatedData):
             info = task.data.info
-            model = zoo.build(task.model.name, info.input_shape, info.classes or 1, **dict(task.model.options))
+            options = dict(task.model.options)
+            model = zoo.build(task.model.name, info.input_shape, info.classes or 1, info.vocabulary, **options)
+        if isinstance(task.model, Declared) and isinstance(task.data, LocatedData):
+            model = build_declared(task.model, _sizes_of(task.data.info))
     if model is None:
         model = build_model(task, build_sources(task)[0], seed=0)
     return {name: tuple(p.shape) for name, p in model.named_parameters() if p.requires_grad}
@@ -85,16 +114,15 @@ def build_loss(loss: Spec | Loss) -> Loss:
     """A loss by the name of a function in torch.nn.functional or of a class in torch.nn, or the callable itself."""
     if not isinstance(loss, Spec):
         return loss
-    functions = _functional_losses()
+    functions, classes = losses.functions(), losses.classes()
     if loss.name in functions:
-        _check_options(functions[loss.name], loss, skip=("input", "target"))
+        check_options(functions[loss.name], loss, skip=("input", "target"))
         return functools.partial(functions[loss.name], **loss.options)
-    classes = {name: getattr(nn, name) for name in torch.nn.modules.loss.__all__ if hasattr(nn, name)}
-    by_key = {_key(name, "loss"): c for name, c in classes.items()}
-    found = by_key.get(_key(loss.name, "loss"))
+    by_key = {key(name).removesuffix("loss"): c for name, c in classes.items()}
+    found = by_key.get(key(loss.name).removesuffix("loss"))
     if found is None:
         raise UnknownName.among("loss", loss.name, [*functions, *classes])
-    made: Loss = _construct("loss", found, loss, ())
+    made: Loss = construct("loss", found, loss, ())
     return made
 
 
@@ -113,17 +141,12 @@ def build_optimizer(task: Task, model: nn.Module, *, may_fuse: bool = True) -> t
         if not isinstance(made, torch.optim.Optimizer):
             raise ConfigError(f"The optimiser's function returned a {type(made).__name__}, not a torch optimiser.")
         return made
-    classes = {
-        n: c for n, c in vars(torch.optim).items() if inspect.isclass(c) and issubclass(c, torch.optim.Optimizer)
-    }
-    classes.pop("Optimizer")
-    classes.pop("LBFGS", None)  # needs several evaluations in one step
-    found = _find("optimizer", wanted.name, classes)
+    found = find("optimizer", wanted.name, optimizers.table())
     if task.weight_decay is not None:
         wanted = wanted.with_options(weight_decay=task.weight_decay)
     if may_fuse and _can_be_fused(found, wanted, model):
         wanted = wanted.with_options(fused=True)
-    optimizer: torch.optim.Optimizer = _construct("optimizer", found, wanted, (list(parameters),))
+    optimizer: torch.optim.Optimizer = construct("optimizer", found, wanted, (list(parameters),))
     if isinstance(optimizer, torch.optim.SGD) and optimizer.defaults["fused"] and optimizer.defaults["momentum"]:
         # The fused step does not bear that some parameters have momentum and others, not used until now, have none.
         optimizer.state.update({p: {"momentum_buffer": torch.zeros_like(p)} for p in model.parameters()})
@@ -179,9 +202,7 @@ def build_schedule(
         made = schedule(optimizer)
         every = "epoch" if type(made).__name__ in _BY_EPOCH else "step"
         return Schedule(made, every)
-    module = torch.optim.lr_scheduler
-    classes = {n: c for n, c in vars(module).items() if inspect.isclass(c) and issubclass(c, module.LRScheduler)}
-    found = _find("schedule", schedule.name, {n: c for n, c in classes.items() if n[0] != "_" and n != "LRScheduler"})
+    found = find("schedule", schedule.name, schedules.table())
     every = schedule.options.get("every", "epoch" if found.__name__ in _BY_EPOCH else "step")
     if every not in ("step", "epoch"):
         raise ConfigError(f"The schedule's option every is {every!r}; it can be 'step' or 'epoch'.")
@@ -195,67 +216,58 @@ def build_schedule(
         options.setdefault("max_lr", optimizer.param_groups[0]["lr"])
     elif "total_iters" in takes and found.__name__ == "PolynomialLR":
         options.setdefault("total_iters", length)
-    return Schedule(_construct("schedule", found, Spec(schedule.name, options), (optimizer,)), every)
+    return Schedule(construct("schedule", found, Spec(schedule.name, options), (optimizer,)), every)
 
 
-def _shape_and_classes(task: Task, train: Source) -> tuple[tuple[int, ...], int]:
-    if isinstance(task.data, LocatedData) and task.data.info.classes is not None:
-        return task.data.info.input_shape, task.data.info.classes
+def _fit(task: Task, train: Source) -> tuple[tuple[int, ...], int, int | None]:
+    """The shape of an input, the number of classes and, if the inputs are tokens, how many different ones there are."""
+    if isinstance(task.data, LocatedData):
+        info = task.data.info
+        return info.input_shape, info.classes or 1, info.vocabulary  # without classes, a number is to be fitted
     batch = train.fetch([0])
     if task.reconstructs:
         inputs: torch.Tensor = batch[0] if isinstance(batch, (tuple, list)) else batch
-        return tuple(inputs.shape[1:]), 1  # there are no classes
+        return tuple(inputs.shape[1:]), 1, None  # there are no classes
     if not isinstance(batch, (tuple, list)) or not isinstance(batch[0], torch.Tensor):
         raise ConfigError(
             f"The model {task.model} can be fitted to data whose samples are (input, target) pairs of tensors."
         )
-    if not isinstance(train, ArraySource) or len(train.tensors) < 2:
+    base = untransformed(train)
+    if not isinstance(base, ArraySource) or len(base.tensors) < 2:
         raise ConfigError(
             f"The number of classes for {task.model} cannot be seen from this data. Give the model itself instead of "
             "its name, for example model=syncline.zoo.build('lenet', (1, 28, 28), classes=10)."
         )
-    return tuple(batch[0].shape[1:]), int(train.tensors[1].max()) + 1
+    inputs, targets = base.tensors[:2]
+    classes = int(targets.max()) + 1
+    if inputs.is_floating_point() or base.scale is not None or inputs.shape != targets.shape:
+        return tuple(batch[0].shape[1:]), classes, None
+    vocabulary = max(int(inputs.max()) + 1, classes)  # each token has the token that follows it as its target
+    return tuple(inputs.shape[1:]), vocabulary, vocabulary
 
 
-def _functional_losses() -> dict[str, Callable[..., torch.Tensor]]:
-    without_suffix = ("cross_entropy", "binary_cross_entropy", "binary_cross_entropy_with_logits", "kl_div")
-    functions = vars(torch.nn.functional)
-    return {
-        n: f
-        for n, f in functions.items()
-        if callable(f) and (n in without_suffix or n.endswith("_loss")) and n[0] != "_"
-    }
+def _sizes(task: Task, train: Source) -> Sizes:
+    """What a declared model has to know of its data."""
+    if isinstance(task.data, LocatedData):
+        return _sizes_of(task.data.info)
+    batch = train.fetch([0])
+    inputs = batch[0] if isinstance(batch, (tuple, list)) else batch
+    if not isinstance(inputs, torch.Tensor):
+        raise ConfigError(f"A declared model takes samples that begin with a tensor, not {type(inputs).__name__}.")
+    base = untransformed(train)
+    arrays = base.tensors if isinstance(base, ArraySource) else ()
+    are_tokens = not inputs.is_floating_point()
+    tokens = _different(arrays[0]) if arrays and are_tokens else None
+    classes = _different(arrays[1]) if len(arrays) > 1 and not arrays[1].is_floating_point() else None
+    if tokens and classes and arrays[0].shape == arrays[1].shape:  # each token's target is the one that follows it
+        tokens = classes = max(tokens, classes)
+    return Sizes(input_shape=tuple(inputs.shape[1:]), classes=classes, vocabulary=tokens, are_tokens=are_tokens)
 
 
-def _find(kind: str, name: str, classes: Mapping[str, Any]) -> Any:
-    by_key = {_key(n, ""): c for n, c in classes.items()}
-    found = by_key.get(_key(name, ""))
-    if found is None:
-        raise UnknownName.among(kind, name, classes)
-    return found
+def _different(numbers: torch.Tensor) -> int:
+    """How many whole numbers from 0 there are."""
+    return int(numbers.max()) + 1
 
 
-def _key(name: str, suffix: str) -> str:
-    """`CrossEntropyLoss`, `cross_entropy` and `cross-entropy` are one name."""
-    return (
-        re.sub(f"{suffix}$", "", name.lower().replace("_", "").replace("-", ""))
-        if suffix
-        else name.lower().replace("_", "")
-    )
-
-
-def _check_options(function: Callable[..., Any], spec: Spec, skip: tuple[str, ...] = ()) -> None:
-    known = [n for n in inspect.signature(function).parameters if n not in (*skip, "self", "params", "optimizer")]
-    for option in spec.options:
-        if option not in known:
-            close = nearest(option, known)
-            hint = f" Did you mean {close[0]!r}?" if close else ""
-            raise ConfigError(f"{spec.name} has no option {option!r}.{hint} It takes: {', '.join(known)}.")
-
-
-def _construct(kind: str, found: Callable[..., Any], spec: Spec, arguments: tuple[Any, ...]) -> Any:
-    _check_options(found, spec)
-    try:
-        return found(*arguments, **spec.options)
-    except (TypeError, ValueError) as error:
-        raise ConfigError(f"The {kind} {spec} cannot be made: {error}.") from error
+def _sizes_of(info: DataInfo) -> Sizes:
+    return Sizes(input_shape=info.input_shape, classes=info.classes, vocabulary=info.vocabulary)

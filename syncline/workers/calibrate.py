@@ -21,6 +21,7 @@ import torch
 from torch import nn
 
 from syncline.comms.collective import Collective
+from syncline.data.augmented import untransformed
 from syncline.data.order import Share
 from syncline.data.source import DatasetSource, Source
 from syncline.plan.plan import Plan
@@ -73,7 +74,7 @@ def find_tuning(
             lambda samples: to_device(source.fetch(share.indices[:samples]), runtime.device),
             samples=len(share.indices),
             device=runtime.device,
-            has_slow_data=isinstance(source, DatasetSource),
+            has_slow_data=isinstance(untransformed(source), DatasetSource),
         )
         if runtime.rank == 0:
             remember(key, start, ())  # should a process end while this is tried out, it is not tried again
@@ -94,7 +95,11 @@ def _has_choice(plan: Plan, model: nn.Module, source: Source) -> bool:
         ("memory-format" in plan.measured and _has_images(model))
         or "precision" in plan.measured
         or ("threads" in plan.measured and plan.workers[0].threads > 1)
-        or ("loaders" in plan.measured and isinstance(source, DatasetSource) and plan.workers[0].threads > 1)
+        or (
+            "loaders" in plan.measured
+            and isinstance(untransformed(source), DatasetSource)
+            and plan.workers[0].threads > 1
+        )
     )
 
 

@@ -1,7 +1,9 @@
 """One forward pass: from a batch as the data gives it to a loss.
 
 Here: how a batch is split into inputs and target, moved to a device and cut into pieces. A batch (a, b, ..., t) means
-`loss(model(a, b, ...), t)`; a single tensor a means `loss(model(a), a)`, as an autoencoder wants it.
+`loss(model(a, b, ...), t)`; a single tensor a means `loss(model(a), a)`, as an autoencoder wants it. In training the
+penalties on a declared model's weights are part of the loss. Each piece of a batch has them in full, and is weighted by
+its samples, as each worker is: so they count once in every step.
 """
 
 from __future__ import annotations
@@ -13,10 +15,11 @@ from typing import Any
 import torch
 
 from syncline.algorithms.partition import split
+from syncline.declare.network import penalty_of
 from syncline.errors import ConfigError
 from syncline.workers.build import Loss
 
-__all__ = ["correct_fraction", "leaving_nothing_behind", "loss_of", "pieces", "to_device"]
+__all__ = ["correct_fraction", "is_classification", "leaving_nothing_behind", "loss_of", "pieces", "to_device"]
 
 
 def loss_of(model: torch.nn.Module, loss: Loss, batch: Any) -> tuple[torch.Tensor, torch.Tensor, Any]:
@@ -43,6 +46,8 @@ def loss_of(model: torch.nn.Module, loss: Loss, batch: Any) -> tuple[torch.Tenso
         raise
     if value.dim() != 0:
         raise ConfigError(f"The loss has shape {tuple(value.shape)}; it must be one number, the mean over the samples.")
+    if model.training and (penalty := penalty_of(model)) is not None:
+        value = value + penalty
     return value, output, target
 
 
@@ -79,16 +84,20 @@ def leaving_nothing_behind(model: torch.nn.Module, device: torch.device) -> Iter
                 buffer.copy_(value)
 
 
-def correct_fraction(output: Any, target: Any) -> float | None:
-    """How many of the samples are classified rightly, if this is a classification."""
-    is_classification = (
+def is_classification(output: Any, target: Any) -> bool:
+    """Whether there is a score for each class, and one class for each sample."""
+    return (
         isinstance(output, torch.Tensor)
         and isinstance(target, torch.Tensor)
         and output.dim() == 2
         and target.dim() == 1
         and not target.is_floating_point()
     )
-    if not is_classification:
+
+
+def correct_fraction(output: Any, target: Any) -> float | None:
+    """How many of the samples are classified rightly, if this is a classification."""
+    if not is_classification(output, target):
         return None
     return float((output.detach().argmax(1) == target).sum()) / len(target)
 

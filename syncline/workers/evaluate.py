@@ -20,6 +20,7 @@ from syncline.data.source import Source
 from syncline.workers.build import Loss
 from syncline.workers.compute import correct_fraction, loss_of, to_device
 from syncline.workers.metrics import MetricSet
+from syncline.workers.predicting import Predicting
 
 __all__ = ["BLOCK", "evaluate", "mean_loss_and_accuracy"]
 
@@ -35,32 +36,35 @@ def evaluate(
     collective: Collective,
     device: torch.device,
     block: int = BLOCK,
-) -> dict[str, float]:
-    """The loss and the metrics over all test samples, under `test/...`; the same on every worker."""
+) -> tuple[dict[str, float], Predicting]:
+    """The loss and the metrics over all test samples, under `test/...`, and what was predicted.
+
+    Both are the same on every worker.
+    """
     was_training = model.training
     model.eval()
     blocks = split(len(test), -(-len(test) // block))
     first, last = share(len(blocks), collective.size, collective.rank)
     results: list[tuple[int, float, dict[str, Any]]] = []
+    predicting = Predicting()
     with torch.inference_mode():
         for low, high in blocks[first:last]:
             batch = to_device(test.fetch(np.arange(low, high)), device)
             value, output, target = loss_of(model, loss, batch)
             states = metrics.states(output, target) if isinstance(target, torch.Tensor) else {}
             results.append((high - low, float(value), states))
+            predicting.add(output, target, low)
     model.train(was_training)
     stream = io.BytesIO()
-    torch.save(results, stream)
-    everything = [
-        block
-        for payload in collective.gather(stream.getvalue())
-        for block in torch.load(io.BytesIO(payload), weights_only=True)
-    ]
+    torch.save((results, predicting.state()), stream)
+    told = [torch.load(io.BytesIO(payload), weights_only=True) for payload in collective.gather(stream.getvalue())]
+    everything = [block for blocks, _ in told for block in blocks]
     mean_loss = sum(count * value for count, value, _ in everything) / len(test)
     if not results:  # a worker without a block of its own still has to know its metrics
         _learn_outputs(model, metrics, test, device)
     computed = metrics.compute([states for _, _, states in everything])
-    return {"test/loss": mean_loss, **{f"test/{name}": value for name, value in computed.items()}}
+    metrics_by_name = {"test/loss": mean_loss, **{f"test/{name}": value for name, value in computed.items()}}
+    return metrics_by_name, Predicting.merged([state for _, state in told])
 
 
 def mean_loss_and_accuracy(

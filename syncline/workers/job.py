@@ -15,6 +15,7 @@ import numpy as np
 import torch
 
 from syncline.algorithms.partition import share as share_of
+from syncline.data.augmented import untransformed
 from syncline.data.order import Position, SampleOrder, Share, hold_out
 from syncline.data.prefetch import Ahead, Fetched, InLine, ahead_of
 from syncline.data.source import DatasetSource
@@ -24,16 +25,26 @@ from syncline.plan.tuning import Tuning
 from syncline.strategies.exchange import Exchange, Replica
 from syncline.task import Task
 from syncline.telemetry.events import Evaluated, Warned
+from syncline.telemetry.predictions import write_predictions
 from syncline.workers.batch_norm import has_global_batch_norm, take_part_without_samples
-from syncline.workers.build import build_loss, build_model, build_optimizer, build_schedule, build_sources
+from syncline.workers.build import (
+    build_loss,
+    build_model,
+    build_optimizer,
+    build_schedule,
+    build_sources,
+    class_names,
+)
 from syncline.workers.calibrate import find_tuning
 from syncline.workers.compute import correct_fraction, loss_of, pieces, to_device
 from syncline.workers.course import Course
 from syncline.workers.evaluate import evaluate, mean_loss_and_accuracy
 from syncline.workers.metrics import MetricSet
 from syncline.workers.micro_batches import MicroBatches
+from syncline.workers.predicting import Predicting
 from syncline.workers.recompute import recompute_activations
 from syncline.workers.runtime import Runtime
+from syncline.workers.stages import Stages
 from syncline.workers.step import Outcome, Update
 from syncline.workers.trained import Parts, Trained
 from syncline.workers.tuning import computing_in, lay_out, planned, settle
@@ -45,6 +56,9 @@ _ACCURACY_EVERY = 4
 
 _FEW_SAMPLES = 8
 """With so many is tried out what is fastest, if memory is short."""
+
+_KEEP_PREDICTIONS_S = 2.0
+"""How often what was predicted is written at most, but for the last time."""
 
 _NOTHING = np.empty(0, np.int64)
 
@@ -65,15 +79,24 @@ class Job:
         self.runtime = runtime
         self.recorder, self.device = runtime.recorder, runtime.device
         self._task = task
-        self.train_source, self._test = build_sources(task)
+        self.train_source, self._test = build_sources(task, plan.seed)
         kept, held = hold_out(plan.seed, len(self.train_source), plan.held_out) if plan.held_out else (None, None)
         self._held = held
-        order = SampleOrder(seed=plan.seed, count=len(self.train_source) - plan.held_out, batch=plan.batch, kept=kept)
+        order = SampleOrder(
+            seed=plan.seed,
+            count=len(self.train_source) - plan.held_out,
+            batch=plan.batch,
+            kept=kept,
+            groups=getattr(self.train_source, "group_sizes", None),
+            window=getattr(self.train_source, "window", 1),
+        )
         self.course = Course(runtime, order, epochs=plan.epochs)
         self._loss = build_loss(task.loss)  # type: ignore[arg-type]  # Task.with_defaults has filled it in
         self._metrics = MetricSet(task.metrics)  # type: ignore[arg-type]  # likewise
         self._micro_batches = MicroBatches(runtime, self._try_out)
+        self._stages = Stages(plan.total_steps)
         self.trained = Trained(self._build)
+        self._predictions_kept_at = -math.inf
 
     def _build(self) -> Parts:
         """Model, optimiser and schedule as they are before the first step."""
@@ -138,7 +161,7 @@ class Job:
         if loaders is None:
             loaders = self.tuning.loaders
         if loaders is None:
-            loaders = 1 if isinstance(self.train_source, DatasetSource) else 0
+            loaders = 1 if isinstance(untransformed(self.train_source), DatasetSource) else 0
         shares = self.course.order.shares_of(self.course.stint, self.runtime.rank)
         samples = -(-self.plan.batch // self.plan.size)
         return ahead_of(self.train_source, shares, samples=samples, loaders=loaders, seed=self.plan.seed)
@@ -156,6 +179,9 @@ class Job:
         self.runtime.in_flight = (share.position.step, share.indices)
         self.recorder.waits = False
         self.trained.begin_step(may_fail=self.course.can_be_interrupted)
+        new_stage = self._stages.before_step(self.replica.model, self.trained.optimizer, share.position)
+        if new_stage is not None and self.runtime.rank == 0:
+            self.recorder.emit(new_stage)
         self.replica.gradients.zero_()
         if len(share.indices) == 0:
             return self._without_samples(batch)
@@ -228,19 +254,37 @@ class Job:
             return
         self.recorder.waits = True
         start = time.perf_counter()
+        stage = self._stages.before_evaluation(self.replica.model, position)
         with self.exchange.shared(), self.replica.log.outside():
             if not self.runtime.has_global_batch_norm and not self.plan.held_out:
                 for buffer in self.replica.model.buffers():
                     self.runtime.collective.broadcast_(buffer)  # rank 0's statistics are the run's
-            result = evaluate(
+            result, predicting = evaluate(
                 self.replica.model, self._loss, self._metrics, self._test, self.runtime.collective, self.device,
                 self._micro_batches.at_once,
             )  # fmt: skip
+        if stage is not None:
+            result[f"test/loss_{stage}"] = result["test/loss"]
         self.metrics.update(result)
         self.trained.evaluated_at = position.step
         if self.runtime.rank == 0:
             seconds = time.perf_counter() - start
             self.recorder.emit(Evaluated(epoch=position.epoch, step=position.step, metrics=result, seconds=seconds))
+            self._keep(predicting, position)
+
+    def _keep(self, predicting: Predicting, position: Position) -> None:
+        """Leave what was predicted in the run directory; where evaluations are frequent, not each time."""
+        is_due = time.monotonic() - self._predictions_kept_at >= _KEEP_PREDICTIONS_S or self.is_complete(position)
+        run_dir, test = self.runtime.run_dir, self._test
+        if not is_due or run_dir is None or test is None:
+            return
+        self._predictions_kept_at = time.monotonic()
+        found = predicting.told(test, epoch=position.epoch, step=position.step, class_names=class_names(self._task))
+        try:
+            if found is not None:
+                write_predictions(run_dir, found)
+        except OSError as error:
+            self.runtime.warn(f"predictions.json could not be written: {error.strerror}. Training goes on.")
 
     def is_complete(self, position: Position) -> bool:
         """Whether the plan is fulfilled."""

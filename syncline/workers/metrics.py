@@ -15,8 +15,10 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from syncline.catalogue import metrics
+from syncline.catalogue.lookup import find
 from syncline.config.spec import Spec
-from syncline.errors import ConfigError, UnknownName
+from syncline.errors import ConfigError
 
 if TYPE_CHECKING:
     from torchmetrics import Metric
@@ -41,7 +43,9 @@ class MetricSet:
         for name, metric in self._metrics.items():
             metric.reset()
             metric.update(output, target)
-            states[name] = {key: getattr(metric, key) for key in metric._reductions}
+            # A list is emptied when the metric is reset for the next batch.
+            held = {key: getattr(metric, key) for key in metric._reductions}
+            states[name] = {key: list(value) if isinstance(value, list) else value for key, value in held.items()}
         return states
 
     def compute(self, states: Sequence[dict[str, State]]) -> dict[str, float]:
@@ -52,7 +56,10 @@ class MetricSet:
             for key, reduction in metric._reductions.items():
                 setattr(metric, key, _merge([s[name][key] for s in states], reduction, name))
             metric._update_count = len(states)  # or torchmetrics warns that there was nothing to compute from
-            value = metric.compute()
+            try:
+                value = metric.compute()
+            except (IndexError, RuntimeError, ValueError) as error:
+                raise ConfigError(f"The metric {name} cannot be computed from this data: {error}") from error
             if not isinstance(value, torch.Tensor) or value.numel() != 1:
                 raise ConfigError(
                     f"The metric {name} is not a single number; choose one that is, or give it an average."
@@ -104,10 +111,18 @@ def _merge(values: list[Any], reduction: Any, name: str) -> Any:
         elif kind == "dim_zero_cat":
             merged = torch.cat([merged.reshape(-1, *merged.shape[1:]), value.reshape(-1, *value.shape[1:])])
         else:
-            raise ConfigError(
-                f"The metric {name} cannot be computed in parts. Compute it from the trained model instead."
-            )
+            return _merged_by_metric(values, reduction, name)
     return merged
+
+
+def _merged_by_metric(values: list[Any], reduction: Any, name: str) -> Any:
+    """As torchmetrics brings states of several processes together: one above the other, for a rule of the metric."""
+    stacked = torch.stack(values)
+    if reduction is None:
+        return stacked  # the metric itself merges them when it computes
+    if not callable(reduction):
+        raise ConfigError(f"The metric {name} cannot be computed in parts. Compute it from the trained model instead.")
+    return reduction(stacked)
 
 
 def _make(wanted: Spec | Any, output: torch.Tensor) -> Metric | PlainAccuracy:
@@ -122,14 +137,10 @@ def _make(wanted: Spec | Any, output: torch.Tensor) -> Metric | PlainAccuracy:
         if not isinstance(made, torchmetrics.Metric):
             raise ConfigError(f"A metric's function returned a {type(made).__name__}, not a torchmetrics.Metric.")
         return made
-    classes = {
-        n: getattr(torchmetrics, n) for n in torchmetrics.__all__ if inspect.isclass(getattr(torchmetrics, n, None))
-    }
-    by_key = {n.lower(): c for n, c in classes.items()}
-    found = by_key.get(wanted.name.lower().replace("_", ""))
-    if found is None:
-        raise UnknownName.among("metric", wanted.name, classes)
+    found = find("metric", wanted.name, metrics.table())
     options = dict(wanted.options)
+    if _needs_classes(found) and _has_classes(output):
+        options.setdefault("num_classes", output.shape[1])
     if "task" in inspect.signature(found.__new__).parameters and "task" not in options:
         many = _has_classes(output)
         options["task"] = "multiclass" if many else "binary"
@@ -140,6 +151,11 @@ def _make(wanted: Spec | Any, output: torch.Tensor) -> Metric | PlainAccuracy:
     except (TypeError, ValueError) as error:
         raise ConfigError(f"The metric {wanted} cannot be made: {error}") from error
     return metric
+
+
+def _needs_classes(metric: Any) -> bool:
+    parameter = inspect.signature(metric.__init__).parameters.get("num_classes")
+    return parameter is not None and parameter.default is parameter.empty
 
 
 def _has_classes(output: torch.Tensor) -> bool:

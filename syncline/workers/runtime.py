@@ -235,6 +235,7 @@ class Runtime:
             synchronise_batch_norm(model, self.collective)
         log = StrategyRecorder(self.recorder, step)
         log.count_bytes(lambda: self.collective.bytes_sent)
+        self.recorder.count_waiting = lambda: self.collective.waited_s
         replica = Replica(
             model,
             optimizer,

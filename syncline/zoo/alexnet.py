@@ -12,6 +12,7 @@ from __future__ import annotations
 from torch import nn
 
 from syncline.errors import ConfigError
+from syncline.zoo.options import check_dropout, check_whole
 
 __all__ = ["build"]
 
@@ -32,30 +33,22 @@ def build(input_shape: tuple[int, ...], classes: int, hidden: object, dropout: o
             f"needs (channels, height, width) with sides of {_SMALLEST_SIDE} or more. Choose 'lenet' for smaller "
             "images, or 'mlp' or 'linear', which take any shape."
         )
-    if type(hidden) is not int or hidden < 1:
-        raise ConfigError(
-            f"The option hidden of the model 'alexnet' is {hidden!r}, but it is the width of the two hidden linear "
-            "layers. Give an integer of 1 or more; the paper has 4096."
-        )
-    if isinstance(dropout, bool) or not isinstance(dropout, int | float) or not 0 <= dropout < 1:
-        raise ConfigError(
-            f"The option dropout of the model 'alexnet' is {dropout!r}, but it is the part of the values that is left "
-            "out. Give a number from 0 to less than 1; the paper has 0.5."
-        )
+    width = check_whole("alexnet", "hidden", hidden, "the width of the two hidden linear layers; the paper has 4096")
+    left_out = check_dropout("alexnet", dropout)
     channels, *sides = input_shape
     is_large = min(sides) >= _LARGE_SIDE
     first = nn.Conv2d(channels, 96, 11, stride=4, padding=2) if is_large else nn.Conv2d(channels, 96, 5, padding=2)
-    height, width = (min(_features(side, is_large), _MOST_FEATURES) for side in sides)
+    height, breadth = (min(_features(side, is_large), _MOST_FEATURES) for side in sides)
     model = nn.Sequential(
         first, nn.ReLU(), nn.MaxPool2d(3, 2),
         nn.Conv2d(96, 256, 5, padding=2), nn.ReLU(), nn.MaxPool2d(3, 2),
         nn.Conv2d(256, 384, 3, padding=1), nn.ReLU(),
         nn.Conv2d(384, 384, 3, padding=1), nn.ReLU(),
         nn.Conv2d(384, 256, 3, padding=1), nn.ReLU(), nn.MaxPool2d(3, 2),
-        nn.AdaptiveAvgPool2d((height, width)), nn.Flatten(),
-        nn.Dropout(dropout), nn.Linear(256 * height * width, hidden), nn.ReLU(),
-        nn.Dropout(dropout), nn.Linear(hidden, hidden), nn.ReLU(),
-        nn.Linear(hidden, classes),
+        nn.AdaptiveAvgPool2d((height, breadth)), nn.Flatten(),
+        nn.Dropout(left_out), nn.Linear(256 * height * breadth, width), nn.ReLU(),
+        nn.Dropout(left_out), nn.Linear(width, width), nn.ReLU(),
+        nn.Linear(width, classes),
     )  # fmt: skip
     for layer in list(model)[:-1]:
         if isinstance(layer, nn.Conv2d | nn.Linear):

@@ -12,7 +12,7 @@ import math
 
 from torch import nn
 
-from syncline.errors import ConfigError
+from syncline.zoo.options import check_widths
 
 __all__ = ["build"]
 
@@ -20,16 +20,10 @@ __all__ = ["build"]
 def build(input_shape: tuple[int, ...], classes: int, hidden: object) -> nn.Module:
     """Layers of the widths in `hidden`, the last of which is the code. The output has the shape of the input."""
     del classes  # there is nothing to classify
-    if (
-        not isinstance(hidden, tuple | list)
-        or not hidden
-        or not all(type(width) is int and width >= 1 for width in hidden)
-    ):
-        raise ConfigError(
-            f"The option hidden of the model 'autoencoder' is {hidden!r}, but it lists the widths from the first layer "
-            "to the code. Give integers of 1 or more, for example (1000, 500, 250, 30)."
-        )
-    widths = [math.prod(input_shape), *hidden]
+    widths = [
+        math.prod(input_shape),
+        *check_widths("autoencoder", hidden, "the widths from the first layer to the code"),
+    ]
     encode = [nn.Flatten(), *_layers(widths)]
     decode = [*_layers(widths[::-1]), nn.Unflatten(1, input_shape)]
     return nn.Sequential(*encode, *decode)

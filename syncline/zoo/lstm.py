@@ -1,7 +1,8 @@
-"""A classifier of sequences: an LSTM (Hochreiter & Schmidhuber, 1997) and a linear layer on its last state.
+"""LSTMs (Hochreiter & Schmidhuber, 1997): for sequences as a whole, and for what comes next in a sequence of tokens.
 
-Samples are sequences of floats (time, features). An image (channels, height, width) is read row by row: MNIST is 28
-steps of 28 features.
+Samples are sequences of floats (time, features), which are classified by the last state. An image (channels, height,
+width) is read row by row: MNIST is 28 steps of 28 features. Or samples are tokens (time,): then there is an output for
+each of them, (batch, classes, time), the order in which torch's cross_entropy wants it.
 """
 
 from __future__ import annotations
@@ -10,23 +11,28 @@ import torch
 from torch import nn
 
 from syncline.errors import ConfigError
+from syncline.zoo.options import check_whole
 
-__all__ = ["SequenceClassifier", "build"]
+__all__ = ["SequenceClassifier", "TokenPredictor", "build"]
 
 
-def build(input_shape: tuple[int, ...], classes: int, hidden: object, layers: object) -> nn.Module:
+def build(
+    input_shape: tuple[int, ...], classes: int, vocabulary: int | None, hidden: object, layers: object
+) -> nn.Module:
     """`layers` LSTMs of width `hidden`, one on top of the other."""
-    if len(input_shape) not in (2, 3):
+    if len(input_shape) not in ((2, 3) if vocabulary is None else (1,)):
         raise ConfigError(
             f"The model 'lstm' was asked for samples of shape {input_shape}, but it reads sequences: it needs "
-            "(time, features), or images (channels, height, width), of which each row is a step. Reshape the samples, "
-            "for example to (28, 28), or choose 'mlp' or 'linear', which take any shape."
+            "(time, features), or images (channels, height, width), of which each row is a step, or tokens (time,) "
+            "with a vocabulary. Reshape the samples, for example to (28, 28), or choose 'mlp' or 'linear', which take "
+            "any shape."
         )
-    for name, value in (("hidden", hidden), ("layers", layers)):
-        if type(value) is not int or value < 1:
-            raise ConfigError(f"The option {name} of the model 'lstm' is {value!r}. Give an integer of 1 or more.")
+    width = check_whole("lstm", "hidden", hidden, "the width of a state")
+    depth = check_whole("lstm", "layers", layers, "the number of LSTMs on top of each other")
+    if vocabulary is not None:
+        return TokenPredictor(vocabulary, width, depth, classes)
     features = input_shape[-1] * (input_shape[0] if len(input_shape) == 3 else 1)
-    return SequenceClassifier(features, hidden, layers, classes)  # type: ignore[arg-type]  # checked above
+    return SequenceClassifier(features, width, depth, classes)
 
 
 class SequenceClassifier(nn.Module):
@@ -44,3 +50,19 @@ class SequenceClassifier(nn.Module):
         states, _ = self.lstm(x)
         output: torch.Tensor = self.classify(states[:, -1])
         return output
+
+
+class TokenPredictor(nn.Module):
+    """What may come after each token, judged by the state after it; tokens are looked up in a table of that width."""
+
+    def __init__(self, vocabulary: int, hidden: int, layers: int, classes: int) -> None:
+        super().__init__()
+        self.tokens = nn.Embedding(vocabulary, hidden)
+        self.lstm = nn.LSTM(hidden, hidden, layers, batch_first=True)
+        self.classify = nn.Linear(hidden, classes)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        """Scores (batch, classes, time) for tokens (batch, time)."""
+        states, _ = self.lstm(self.tokens(x))
+        scores: torch.Tensor = self.classify(states)
+        return scores.transpose(1, 2)

@@ -1,10 +1,10 @@
-"""ResNet-18 and ResNet-50 (He, Zhang, Ren & Sun, 2015) for small images such as CIFAR's.
+"""ResNet-18, ResNet-34 and ResNet-50 (He, Zhang, Ren & Sun, 2015), for small images and for large ones.
 
-The four stages of blocks are those of the paper's table 1: basic blocks in ResNet-18, bottlenecks in ResNet-50. The
-stem is the one of its section 4.2: a 3x3 convolution of stride 1 in place of 7x7 with stride 2, and no max-pooling, for
-32 x 32 pixels cannot be halved five times. Shortcuts that change the shape are 1x1 convolutions (option B). A
-bottleneck that halves the image does so in its 3x3 convolution, as torchvision has it, and not in the 1x1 before, which
-would look at one pixel of four. With 10 classes they have 11,173,962 and 23,520,842 parameters.
+The four stages of blocks are those of the paper's table 1: basic blocks in ResNet-18 and ResNet-34, bottlenecks in
+ResNet-50. The stem "imagenet" is that table's: a 7x7 convolution of stride 2 and a max-pooling. The stem "cifar" is the
+one of section 4.2: a 3x3 convolution of stride 1 and no pooling, for 32 x 32 pixels cannot be halved five times.
+Shortcuts that change the shape are 1x1 convolutions (option B). A bottleneck that halves the image does so in its 3x3
+convolution, as torchvision has it, and not in the 1x1 before, which would look at one pixel of four.
 """
 
 from __future__ import annotations
@@ -13,18 +13,26 @@ import torch
 from torch import nn
 
 from syncline.errors import ConfigError
+from syncline.zoo.options import check_choice, check_whole
 
-__all__ = ["BasicBlock", "Bottleneck", "resnet18", "resnet50"]
+__all__ = ["BasicBlock", "Bottleneck", "resnet18", "resnet34", "resnet50"]
+
+_STEMS = ("cifar", "imagenet")
 
 
-def resnet18(input_shape: tuple[int, ...], classes: int, width: object) -> nn.Module:
+def resnet18(input_shape: tuple[int, ...], classes: int, width: object, stem: object) -> nn.Module:
     """Two basic blocks in each stage."""
-    return _resnet("resnet18", BasicBlock, (2, 2, 2, 2), input_shape, classes, width)
+    return _resnet("resnet18", BasicBlock, (2, 2, 2, 2), input_shape, classes, width, stem)
 
 
-def resnet50(input_shape: tuple[int, ...], classes: int, width: object) -> nn.Module:
+def resnet34(input_shape: tuple[int, ...], classes: int, width: object, stem: object) -> nn.Module:
+    """Three, four, six and three basic blocks."""
+    return _resnet("resnet34", BasicBlock, (3, 4, 6, 3), input_shape, classes, width, stem)
+
+
+def resnet50(input_shape: tuple[int, ...], classes: int, width: object, stem: object) -> nn.Module:
     """Three, four, six and three bottlenecks."""
-    return _resnet("resnet50", Bottleneck, (3, 4, 6, 3), input_shape, classes, width)
+    return _resnet("resnet50", Bottleneck, (3, 4, 6, 3), input_shape, classes, width, stem)
 
 
 class _Block(nn.Module):
@@ -88,6 +96,7 @@ def _resnet(
     input_shape: tuple[int, ...],
     classes: int,
     width: object,
+    stem: object,
 ) -> nn.Module:
     """Stages of `width`, 2, 4 and 8 times `width` channels, averaged over the image and classified.
 
@@ -99,25 +108,26 @@ def _resnet(
             "(channels, height, width). Reshape the samples, for example to (3, 32, 32), or choose 'mlp' or 'linear', "
             "which take any shape."
         )
-    if type(width) is not int or width < 1:
-        raise ConfigError(
-            f"The option width of the model {name!r} is {width!r}, but it is the number of channels of the first "
-            "stage. Give an integer of 1 or more; the paper has 64."
-        )
-    model = nn.Sequential()
-    model.add_module("stem", nn.Sequential(_convolution(input_shape[0], width, 3, 1), nn.BatchNorm2d(width), nn.ReLU()))
-    channels = width
+    channels = check_whole(name, "width", width, "the number of channels of the first stage; the paper has 64")
+    model, first = nn.Sequential(), channels
+    model.add_module("stem", _stem(check_choice(name, "stem", stem, _STEMS), input_shape[0], channels))
     for stage, depth in enumerate(depths):
         blocks = nn.Sequential()
         for number in range(depth):
             stride = 2 if stage > 0 and number == 0 else 1
-            blocks.append(block(channels, width * 2**stage, stride))
-            channels = block.expansion * width * 2**stage
+            blocks.append(block(channels, first * 2**stage, stride))
+            channels = block.expansion * first * 2**stage
         model.add_module(f"stage{stage + 1}", blocks)
     model.add_module("average", nn.AdaptiveAvgPool2d(1))
     model.add_module("flatten", nn.Flatten())
     model.add_module("classify", nn.Linear(channels, classes))
     return model
+
+
+def _stem(kind: str, channels_in: int, channels: int) -> nn.Sequential:
+    side, stride = (7, 2) if kind == "imagenet" else (3, 1)
+    layers = nn.Sequential(_convolution(channels_in, channels, side, stride), nn.BatchNorm2d(channels), nn.ReLU())
+    return layers.append(nn.MaxPool2d(3, 2, padding=1)) if kind == "imagenet" else layers
 
 
 def _convolution(channels_in: int, channels_out: int, side: int, stride: int) -> nn.Conv2d:

@@ -1,4 +1,4 @@
-"""If the README or an example shows it, it is run here."""
+"""The examples and the demo do what they say. What pages show is run in `tests/docs`."""
 
 from __future__ import annotations
 
@@ -13,11 +13,8 @@ from pathlib import Path
 
 import pytest
 
-from syncline.engines import choose
-
 ROOT = Path(__file__).parents[2]
 EXAMPLES = ROOT / "examples"
-README = (ROOT / "README.md").read_text()
 
 
 def run(command: list[str], cwd: Path) -> str:
@@ -91,36 +88,6 @@ def test_the_strategy_example_passes_the_contract_as_the_page_says():
     check = re.findall(r"```python\n(.*?)```", page, re.S)[-1]
     assert "check_strategy" in check
     run([sys.executable, "-c", check], ROOT)
-
-
-def commands_of_the_pages() -> list[str]:
-    pages = README + (ROOT / "docs" / "strategies.md").read_text()
-    blocks = re.findall(r"```(?:sh|bash|console)\n(.*?)```", pages, re.S)
-    lines = [line.partition("#")[0].strip() for block in blocks for line in block.splitlines()]
-    return sorted({line for line in lines if line.startswith("syncline ") and "RUN" not in line})
-
-
-@pytest.mark.parametrize("line", commands_of_the_pages())
-def test_every_command_of_the_readme_and_the_page_on_strategies_is_understood(line, tmp_path):
-    shutil.copytree(EXAMPLES, tmp_path / "examples", ignore=shutil.ignore_patterns("__pycache__", "runs"))
-    words = shlex.split(line)[1:]
-    if "--engine" in words:  # engines have tests of their own; the cluster of this line is nowhere
-        place = words.index("--engine") + 1
-        assert re.split(r"[:\[?]", words[place])[0] in choose._ENGINES
-        words[place] = "local"
-    limit = {"train": ["--max-steps", "3", "--evaluate-every", "0"], "run": ["--max-steps", "3"]}.get(words[0], [])
-    assert syncline(*words, *limit, cwd=tmp_path)
-    summaries = list((tmp_path / "runs").glob("*/summary.json"))
-    assert [json.loads(s.read_text())["steps"] for s in summaries] == ([3] if limit else [])
-
-
-def test_the_python_of_the_readme_is_python_that_runs(tmp_path):
-    blocks = re.findall(r"```python\n(.*?)```", README, re.S)
-    assert blocks
-    for number, block in enumerate(blocks):
-        script = tmp_path / f"block{number}.py"
-        script.write_text(block)
-        run([sys.executable, str(script)], tmp_path)
 
 
 def test_the_spark_example_predicts_in_a_pipeline_what_it_has_saved(tmp_path):

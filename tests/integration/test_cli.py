@@ -38,8 +38,8 @@ def test_a_model_by_name_trains_on_data_by_name_and_tells_what_it_reached(tmp_pa
     assert "\x1b" not in done.out, "no escape codes without a terminal"
     run = tmp_path / "runs" / "d"
     assert {p.name for p in run.iterdir()} == {
-        "plan.json", "config.json", "events.jsonl", "ledger.jsonl", "summary.json", "task.payload", "logs",
-        "checkpoints",
+        "plan.json", "config.json", "events.jsonl", "ledger.jsonl", "summary.json", "predictions.json",
+        "task.payload", "logs", "checkpoints",
     }  # fmt: skip
 
 
@@ -90,7 +90,7 @@ def test_explain_tells_the_plan_and_starts_nothing(tmp_path):
     [
         (["train", "lenett", "--data", "digits"], "There is no model 'lenett'. Did you mean 'lenet'"),
         (["train", "lenet", "--data", "digit"], "There is no data set 'digit'. Did you mean 'digits'?"),
-        (["train", "lenet"], "Add --data with one of: digits, mnist."),
+        (["train", "lenet"], "Add --data with a path, a URL or one of: cifar10, digits,"),
         (["train", "lenet", "--data", "digits", "--strategy", "alreduce"], "Did you mean 'allreduce'?"),
         (["train", "mlp(hiden=(3,))", "--data", "digits"], "hiden"),
         (["train", "nowhere.py:task"], "There is no file nowhere.py."),

@@ -1,8 +1,8 @@
 """The files of a run where the driver's are not seen: a copy of what workers need, and the way back of what they write.
 
 Here: `Copy`, an outpost's, and `pieces_of` and `put`, which both ends use. To the outpost go the task and the newest
-checkpoint; back come what workers print, as it grows, and their checkpoints, whole. Not here: when (`outpost.py`,
-`engine.py`). Where driver and outpost see the same files, nothing of this is used.
+checkpoint; back come what workers print, as it grows, and their checkpoints and predictions, whole. Not here: when
+(`outpost.py`, `engine.py`). Where driver and outpost see the same files, nothing of this is used.
 """
 
 from __future__ import annotations
@@ -22,7 +22,8 @@ TASK = "task.payload"
 """What the task is called in a copy."""
 
 _PIECE_BYTES = 1024 * 1024
-_KNOWN = re.compile(r"task\.payload|logs/worker-\d+\.log|checkpoints/step-\d+\.(pt|json)")
+_PREDICTIONS = "predictions.json"
+_KNOWN = re.compile(r"task\.payload|predictions\.json|logs/worker-\d+\.log|checkpoints/step-\d+\.(pt|json)")
 
 
 def pieces_of(file: Path, name: str) -> Iterator[Piece]:
@@ -105,6 +106,10 @@ class Copy:
                 while data := stream.read(_PIECE_BYTES):
                     yield Piece(name, told, data, True)
                     told = self._told[name] = told + len(data)
+        predictions = self.folder / _PREDICTIONS
+        if predictions.exists() and self._told.get(_PREDICTIONS) != _when(predictions):
+            self._told[_PREDICTIONS] = _when(predictions)
+            yield from pieces_of(predictions, _PREDICTIONS)
         there = set[str]()
         for manifest in sorted((self.folder / "checkpoints").glob("step-*.json")):
             for file in (manifest.with_suffix(".pt"), manifest):  # the manifest says that all is there

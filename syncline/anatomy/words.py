@@ -1,0 +1,34 @@
+"""Numbers and shapes as people read them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+__all__ = ["bytes_in_words", "count_in_words", "shape_in_words"]
+
+
+def shape_in_words(shape: Sequence[int]) -> str:
+    """`20 x 24 x 24`; a single number has no shape."""
+    return " x ".join(map(str, shape)) or "1"
+
+
+def count_in_words(number: int) -> str:
+    """Three digits and a unit: 1.23 M.
+
+    >>> [count_in_words(n) for n in (0, 999, 1500, 25_000_000)]
+    ['0', '999', '1.5 k', '25 M']
+    """
+    return _scaled(number, ("", " k", " M", " G", " T"))
+
+
+def bytes_in_words(number: int) -> str:
+    """Three digits and a unit: 46.1 kB."""
+    return _scaled(number, (" B", " kB", " MB", " GB", " TB"))
+
+
+def _scaled(number: float, units: Sequence[str]) -> str:
+    for unit in units[:-1]:
+        if number < 999.5:
+            return f"{number:.3g}{unit}"
+        number /= 1000
+    return f"{number:.3g}{units[-1]}"

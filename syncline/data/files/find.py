@@ -1,0 +1,97 @@
+"""From a path or URL to a survey of what is there.
+
+Here: which format the files have, and which of them are for training and which for testing. Not here: the formats (one
+file each), or the samples (`source.py`): the driver, which asks for the survey, is spared torch.
+"""
+
+from __future__ import annotations
+
+import importlib
+import re
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, cast
+
+from syncline.data.files.format import Format, Found
+from syncline.data.files.options import FileOptions
+from syncline.data.files.store import SUFFIXES, Store
+from syncline.errors import DataError
+
+if TYPE_CHECKING:
+    from syncline.data.files.survey import Survey
+
+__all__ = ["format_named", "split", "survey"]
+
+_FORMATS = {
+    "parquet": ("syncline.data.files.parquet", "Parquet"),
+    "arrow": ("syncline.data.files.arrow", "Arrow"),
+    "csv": ("syncline.data.files.csv", "Csv"),
+    "images": ("syncline.data.files.images", "Images"),
+    "lmdb": ("syncline.data.files.lmdb", "Lmdb"),
+}
+
+_TEST_WORDS = ("test", "validation", "valid", "val", "eval")
+"""What a folder or file of test data is called; the first of these that there is."""
+
+
+def survey(location: str, options: FileOptions) -> Survey:
+    """What is at this location; DataError says what is wrong with it."""
+    store = Store(location, options.storage)
+    name, files = _of_one_format(store, options.format)
+    train, test_store = files, store
+    test: list[str] = []
+    if options.test is not None:
+        test_store = Store(options.test, options.storage)
+        _, test = _of_one_format(test_store, name)
+    elif len(files) > 1:
+        train, test = split(files, [store.relative(path) for path in files])
+    found = Found(store, tuple(train), test_store, tuple(test))
+    return format_named(name).survey(found, options)
+
+
+def format_named(name: str) -> Format:
+    """The format of this name."""
+    module, attribute = _FORMATS[name]
+    return cast("Format", getattr(importlib.import_module(module), attribute)())
+
+
+def split(files: Sequence[str], relative: Sequence[str]) -> tuple[list[str], list[str]]:
+    """The files for training and for testing, by what they or their topmost folders are called.
+
+    `relative` are the same files, seen from the location. If not every one says what it is for, all are for training.
+    """
+    words = [set(re.split(r"[^a-z]+", path.lower().split("/")[0])) for path in relative]
+    train = [path for path, of_path in zip(files, words, strict=True) if "train" in of_path or "training" in of_path]
+    for name in _TEST_WORDS:
+        test = [path for path, of_path in zip(files, words, strict=True) if name in of_path]
+        if test and train:
+            others = set(files) - set(train) - set(test)
+            known = {p for p, w in zip(files, words, strict=True) if w & set(_TEST_WORDS)}
+            return (train, test) if others <= known else (list(files), [])
+    return list(files), []
+
+
+def _of_one_format(store: Store, wanted: str | None) -> tuple[str, list[str]]:
+    """The format of the files at a location, and those that have it."""
+    files = store.files()
+    by_format = {
+        name: [path for path in files if path.lower().endswith(suffixes)] for name, suffixes in SUFFIXES.items()
+    }
+    by_format["lmdb"] = [path for path in by_format["lmdb"] if not path.endswith("lock.mdb")]
+    present = [name for name, paths in by_format.items() if paths]
+    if wanted is not None:
+        chosen = by_format[wanted] or (files if len(files) == 1 else [])
+        if not chosen:
+            raise DataError(f"{store.location} has no files that are called as those of the format {wanted} are.")
+        return wanted, chosen
+    if len(present) > 1:
+        counts = ", ".join(f"{len(by_format[name])} of {name}" for name in present)
+        raise DataError(
+            f"{store.location} has files of several formats: {counts}. Say which to use: format={present[0]!r}."
+        )
+    if not present:
+        what = f"{len(files)} files, none of which is" if len(files) != 1 else "a file that is not"
+        if not files:
+            raise DataError(f"{store.location} is an empty folder: there is nothing to train on.")
+        known = "; ".join(f"{name} ({', '.join(suffixes)})" for name, suffixes in SUFFIXES.items())
+        raise DataError(f"{store.location} has {what} called as data is. Read are {known}; or say format=...")
+    return present[0], by_format[present[0]]

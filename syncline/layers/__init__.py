@@ -1,0 +1,1 @@
+"""Layers that torch.nn has no module for: joins of branches, changes of shape, and noise."""

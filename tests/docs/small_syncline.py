@@ -1,0 +1,58 @@
+"""The `syncline` command as pages are tested with it: what they show, on less data and for fewer steps.
+
+A page says `--data mnist --epochs 3`, because that is what a reader wants; here three steps on digits must do. What
+else is on the command line is used as it is. `RUN`, and a run that a page only names, stand for the newest one; if
+there is none, one is made.
+"""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+_STEPS = {
+    "train": ["--max-steps", "3", "--evaluate-every", "0"],
+    "run": ["--max-steps", "3"],
+    "resume": ["--max-steps", "5", "--evaluate-every", "0"],
+}
+_SMALL = {"mnist": "digits", "fashion-mnist": "digits", "cifar10": "digits"}
+
+
+def smaller(words: list[str]) -> list[str]:
+    """The words of a command, for less work. A setting of the page that comes later wins over one that is added."""
+    if not words:
+        return words
+    words = [words[0], *_STEPS.get(words[0], []), *words[1:]]
+    before = [None, *words]
+    return [
+        _SMALL.get(word, word) if flag in ("--data", "-d") else word for flag, word in zip(before, words, strict=False)
+    ]
+
+
+def is_only_named(word: str) -> bool:
+    """Whether it stands for a run that readers have and we have not."""
+    return word == "RUN" or (word.startswith("runs/") and not Path(word).exists())
+
+
+def newest_run() -> str:
+    """The run that was begun last in this folder."""
+    found = sorted(Path("runs").glob("*/plan.json"), key=lambda path: path.stat().st_mtime)
+    if found:
+        return str(found[-1].parent)
+    made = [sys.executable, __file__, "train", "mlp", "--data", "digits", "--quiet"]
+    subprocess.run(made, check=True, capture_output=True)
+    return newest_run()
+
+
+def main() -> None:
+    """Run the command, as `syncline` would."""
+    from syncline.cli.main import main as syncline
+
+    words = smaller(sys.argv[1:])
+    sys.argv[1:] = [newest_run() if is_only_named(word) else word for word in words]
+    syncline()
+
+
+if __name__ == "__main__":
+    main()
