@@ -75,7 +75,7 @@ def _sources(task: Task) -> tuple[Source, Source | None]:
 
 def class_names(task: Task) -> list[str] | None:
     """What the classes of the data are called, if it says so."""
-    names = getattr(task.data.info, "class_names", None) if isinstance(task.data, LocatedData) else None
+    names = task.data.info.class_names if isinstance(task.data, LocatedData) else None
     return list(names) if names else None
 
 

@@ -226,6 +226,16 @@ def test_random_connections_to_the_lifelines_change_nothing(engine):
     assert left == ["the run is over"]
 
 
+def test_who_connects_to_the_lifelines_and_says_nothing_is_hung_up_on(engine, monkeypatch):
+    monkeypatch.setattr("syncline.engines.outposts.engine._UNNAMED_S", 0.0)
+    monkeypatch.setattr("syncline.engines.outposts.engine._MOST_UNNAMED", 3)
+    address = engine._lifelines.getsockname()
+    with ExitStack() as stack:
+        silent = [stack.enter_context(socket.create_connection(address, timeout=10)) for _ in range(8)]
+        assert [each.recv(1) for each in silent] == [b""] * 8
+    assert not engine._unnamed
+
+
 @pytest.mark.parametrize(("strategy", "code"), [("allreduce", 0), ("hogwild", 1)])
 def test_on_two_hosts_that_share_no_memory_it_runs_through_the_network_or_is_refused(tmp_path, strategy, code):
     if (why := why_not_possible()) is not None:

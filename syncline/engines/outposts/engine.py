@@ -62,6 +62,9 @@ _SILENCE_S = 15.0
 """After so long without a word an outpost is gone, even if no kernel has said so."""
 _FAREWELL_S = 12.0
 _TOKEN_BYTES = 32
+_UNNAMED_S = 10.0
+"""For so long a connection to the lifelines' port may keep silent about who it is."""
+_MOST_UNNAMED = 64
 _TICK_S = 0.25
 
 
@@ -93,6 +96,7 @@ class OutpostEngine:
         self._tokens: dict[bytes, str] = {}
         self._wanted_seats: dict[str, int | None] = {}
         self._lifeline_of: dict[socket.socket, str] = {}
+        self._unnamed: dict[socket.socket, float] = {}  # since when, the longest first
         self._tickets: dict[tuple[int, int], tuple[Ticket, str]] = {}
         self._exits: deque[Exit] = deque()
         self._refusals: list[str] = []
@@ -311,6 +315,9 @@ class OutpostEngine:
             connection, _address = self._lifelines.accept()
             connection.setblocking(False)
             self._selector.register(connection, selectors.EVENT_READ, self._read_lifeline)
+            self._unnamed[connection] = time.monotonic()
+            if len(self._unnamed) > _MOST_UNNAMED:
+                self._hang_up(next(iter(self._unnamed)))
 
     def _read_lifeline(self, connection: socket.socket) -> None:
         """Who is new says who it is; who is known says nothing until its end."""
@@ -322,18 +329,25 @@ class OutpostEngine:
             said = b""
         with self._changed:
             outpost = self._tokens.pop(said, None) if said else self._lifeline_of.pop(connection, None)
+            self._unnamed.pop(connection, None)
             if said and outpost is not None:
                 self._lifeline_of[connection] = outpost
                 place = self._places[outpost]
                 self._start(self._roster.enrol(outpost, place.machine, self._wanted_seats.pop(outpost, None)))
             else:
-                self._selector.unregister(connection)
-                connection.close()
+                self._hang_up(connection)
                 if outpost is not None:
                     self._lose(outpost, f"was lost with its place on {self._places[outpost].host}")
             self._changed.notify_all()
 
+    def _hang_up(self, connection: socket.socket) -> None:
+        self._unnamed.pop(connection, None)
+        self._selector.unregister(connection)
+        connection.close()
+
     def _tick(self, now: float) -> None:
+        for stranger in [c for c, since in self._unnamed.items() if now - since > _UNNAMED_S]:
+            self._hang_up(stranger)
         with self._changed:
             for outpost in list(self._roster.machines):
                 if now - self._heard_at.get(outpost, now) > _SILENCE_S:
