@@ -6,6 +6,7 @@ LAMB) see the norm of the part that a server keeps.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from typing import Any
 
@@ -13,7 +14,7 @@ import torch
 from torch import Tensor
 from torch.optim import Optimizer
 
-__all__ = ["ByParameter", "check"]
+__all__ = ["ByParameter", "check", "count_step", "settings_like_adams"]
 
 
 class ByParameter(Optimizer):
@@ -37,6 +38,23 @@ class ByParameter(Optimizer):
     def update_one(self, weight: Tensor, gradient: Tensor, state: dict[str, Any], group: dict[str, Any]) -> None:
         """Change `weight` and `state` in place."""
         raise NotImplementedError
+
+
+def settings_like_adams(
+    lr: float, betas: tuple[float, float], eps: float, weight_decay: float
+) -> dict[str, float | tuple[float, float]]:
+    """The settings of an optimiser that has Adam's, checked."""
+    check(lr=(lr, 0, math.inf), beta1=(betas[0], 0, 1), beta2=(betas[1], 0, 1), eps=(eps, 0, math.inf))
+    return {"lr": lr, "betas": betas, "eps": eps, "weight_decay": weight_decay}
+
+
+def count_step(weight: Tensor, state: dict[str, Any], *remembered: str) -> float:
+    """How many steps this parameter has taken with this one; before the first, all that is remembered is zero."""
+    if not state:
+        state["step"] = torch.tensor(0.0)
+        state.update({name: torch.zeros_like(weight) for name in remembered})
+    state["step"] += 1
+    return float(state["step"])
 
 
 def check(**bounds: tuple[float, float, float]) -> None:

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import math
 from typing import Any
 
 import torch
 from torch import Tensor
 from torch.optim.optimizer import ParamsT
 
-from syncline.optimizers.by_parameter import ByParameter, check
+from syncline.optimizers.by_parameter import ByParameter, count_step, settings_like_adams
 
 __all__ = ["LAMB"]
 
@@ -28,18 +27,12 @@ class LAMB(ByParameter):
         eps: float = 1e-6,
         weight_decay: float = 0.01,
     ) -> None:
-        check(lr=(lr, 0, math.inf), beta1=(betas[0], 0, 1), beta2=(betas[1], 0, 1), eps=(eps, 0, math.inf))
-        super().__init__(params, {"lr": lr, "betas": betas, "eps": eps, "weight_decay": weight_decay})
+        super().__init__(params, settings_like_adams(lr, betas, eps, weight_decay))
 
     def update_one(self, weight: Tensor, gradient: Tensor, state: dict[str, Any], group: dict[str, Any]) -> None:
         """One step of the equations above; m' and v' are Adam's."""
-        if not state:
-            state["step"] = torch.tensor(0.0)
-            state["mean"] = torch.zeros_like(weight)
-            state["square"] = torch.zeros_like(weight)
+        steps = count_step(weight, state, "mean", "square")
         beta1, beta2 = group["betas"]
-        state["step"] += 1
-        steps = float(state["step"])
         mean = state["mean"].lerp_(gradient, 1 - beta1) / (1 - beta1**steps)
         square = state["square"].mul_(beta2).addcmul_(gradient, gradient, value=1 - beta2) / (1 - beta2**steps)
         change = mean / square.sqrt_().add_(group["eps"]) + group["weight_decay"] * weight

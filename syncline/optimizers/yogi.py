@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import math
 from typing import Any
 
-import torch
 from torch import Tensor
 from torch.optim.optimizer import ParamsT
 
-from syncline.optimizers.by_parameter import ByParameter, check
+from syncline.optimizers.by_parameter import ByParameter, count_step, settings_like_adams
 
 __all__ = ["Yogi"]
 
@@ -28,20 +26,14 @@ class Yogi(ByParameter):
         eps: float = 1e-3,
         weight_decay: float = 0.0,
     ) -> None:
-        check(lr=(lr, 0, math.inf), beta1=(betas[0], 0, 1), beta2=(betas[1], 0, 1), eps=(eps, 0, math.inf))
-        super().__init__(params, {"lr": lr, "betas": betas, "eps": eps, "weight_decay": weight_decay})
+        super().__init__(params, settings_like_adams(lr, betas, eps, weight_decay))
 
     def update_one(self, weight: Tensor, gradient: Tensor, state: dict[str, Any], group: dict[str, Any]) -> None:
         """One step of the equations above; m' and v' are without the bias of the first steps."""
-        if not state:
-            state["step"] = torch.tensor(0.0)
-            state["mean"] = torch.zeros_like(weight)
-            state["square"] = torch.zeros_like(weight)
+        steps = count_step(weight, state, "mean", "square")
         if group["weight_decay"]:
             gradient = gradient.add(weight, alpha=group["weight_decay"])
         beta1, beta2 = group["betas"]
-        state["step"] += 1
-        steps = float(state["step"])
         squares = gradient.square()
         state["mean"].lerp_(gradient, 1 - beta1)
         state["square"].addcmul_((state["square"] - squares).sign_(), squares, value=beta2 - 1)
