@@ -96,7 +96,7 @@ def test_every_row_is_used_once_though_the_run_was_killed_in_the_middle_of_an_ep
         ],
         cwd=tmp_path, env=environment(variables), stdout=subprocess.DEVNULL, stderr=subprocess.PIPE,
     )  # fmt: skip
-    _, said = process.communicate(timeout=60)
+    _, said = process.communicate(timeout=120)
     assert process.returncode == -signal.SIGKILL, said.decode()
 
     resumed = command("resume", "runs/killed-run", cwd=tmp_path, env=variables)
