@@ -51,7 +51,7 @@ class RunConfig:
     tune: Literal["auto", "off"] = _f(
         "auto",
         "Before the first step, measure for a moment what is fastest here, and train with that: memory format, "
-        "threads, loaders. Remembered for the next run; runs of under 100 steps are left as they are.",
+        "convolutions, threads, loaders. Remembered for the next run; runs of under 100 steps are left as they are.",
     )
     precision: Literal["float32", "bf16", "auto"] = _f(
         "float32",

@@ -162,6 +162,7 @@ def _measured(config: RunConfig, steps: int) -> tuple[Choice, ...]:
     chosen: list[Choice] = []
     if config.tune == "auto" and steps >= _FEWEST_STEPS_TO_TUNE:
         chosen += ["memory-format"] if config.memory_format == "auto" else []
+        chosen += ["convolutions"] if config.precision != "bf16" else []
         chosen += ["threads"] if config.threads is None else []
         chosen += ["loaders"] if config.loaders is None else []
     return (*chosen, "precision") if config.precision == "auto" else tuple(chosen)

@@ -8,19 +8,24 @@ something takes is asked for (`measure`). Not here: taking measurements (`worker
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from typing import Any, Literal
 
 import msgspec
 
-__all__ = ["CHOICES", "Choice", "Finding", "Tuning", "fastest", "in_words", "losses_agree", "search", "with_loaders"]
+__all__ = [
+    "CHOICES", "Choice", "Finding", "Tuning", "fastest", "in_words", "losses_agree", "search", "with_convolutions",
+    "with_loaders",
+]  # fmt: skip
 
-Choice = Literal["memory-format", "threads", "loaders", "precision"]
-CHOICES: tuple[Choice, ...] = ("memory-format", "threads", "loaders", "precision")
+Choice = Literal["memory-format", "convolutions", "threads", "loaders", "precision"]
+CHOICES: tuple[Choice, ...] = ("memory-format", "convolutions", "threads", "loaders", "precision")
 
 _LEAST_GAIN = 1.05
 """How much faster something must be to be preferred to what is usual: less may be chance."""
+_LEAST_GAIN_S = 1e-4
+"""How much time that must save in one layer: less is lost again to the Python that it takes."""
 _TOLERANCE = 0.05
 """How far the loss in bf16 may be from that in float32, as a part of it, on average over some steps."""
 
@@ -33,6 +38,8 @@ class Tuning:
     precision: Literal["float32", "bf16"] = "float32"
     threads: int | None = None
     loaders: int | None = None
+    convolutions: tuple[str, ...] = ()
+    """The layers whose weight gradients are computed as products of matrices."""
 
     def to_dict(self) -> dict[str, Any]:
         """As plain data."""
@@ -136,6 +143,28 @@ def fastest(times: Sequence[float]) -> int:
     return best if times[best] * _LEAST_GAIN <= times[0] else 0
 
 
+def with_convolutions(tuning: Tuning, times: Mapping[str, tuple[float, float]]) -> tuple[Tuning, tuple[Finding, ...]]:
+    """Weight gradients by matrices for the layers in which that is faster.
+
+    `times` are those of each layer's gradient, as torch computes it and by matrices.
+    """
+    names = tuple(
+        name
+        for name, (by_torch, by_matrices) in times.items()
+        if fastest((by_torch, by_matrices)) == 1 and by_torch - by_matrices >= _LEAST_GAIN_S
+    )
+    if not names:
+        return tuning, ()
+    finding = Finding(
+        choice="convolutions",
+        usual="by torch's own way",
+        other=f"weight gradients of {_counted(len(names), 'convolution')} by matrices",
+        speed=sum(times[name][0] for name in names) / sum(times[name][1] for name in names),
+        is_taken=True,
+    )
+    return replace(tuning, convolutions=names), (finding,)
+
+
 def with_loaders(tuning: Tuning, fetch_s: float, step_s: float, cores: int) -> tuple[Tuning, tuple[Finding, ...]]:
     """As many processes that fetch samples as keep a step from waiting for them, if there are cores for them."""
     number = min(math.ceil(fetch_s / step_s), cores)
@@ -165,4 +194,8 @@ def _no_objection() -> str:
 
 
 def _threads(number: int) -> str:
-    return "1 thread" if number == 1 else f"{number} threads"
+    return _counted(number, "thread")
+
+
+def _counted(number: int, what: str) -> str:
+    return f"{number} {what}" if number == 1 else f"{number} {what}s"

@@ -25,10 +25,12 @@ from syncline.data.augmented import untransformed
 from syncline.data.order import Share
 from syncline.data.source import DatasetSource, Source
 from syncline.plan.plan import Plan
-from syncline.plan.tuning import Finding, Tuning, in_words, losses_agree, search, with_loaders
+from syncline.plan.tuning import Finding, Tuning, in_words, losses_agree, search, with_convolutions, with_loaders
 from syncline.telemetry.events import Noted
 from syncline.workers.build import Loss
+from syncline.workers.compare_convolutions import compare_convolutions
 from syncline.workers.compute import leaving_nothing_behind, loss_of, to_device
+from syncline.workers.convolutions import candidates
 from syncline.workers.runtime import Runtime
 from syncline.workers.tuning import computing_in, lay_out, planned
 from syncline.workers.tuning_cache import cache_file, forget, key_of, look_up, remember
@@ -93,6 +95,7 @@ def _has_choice(plan: Plan, model: nn.Module, source: Source) -> bool:
     """Whether there is anything to measure: for many a model there is nothing."""
     return (
         ("memory-format" in plan.measured and _has_images(model))
+        or ("convolutions" in plan.measured and any(True for _ in candidates(model)))
         or "precision" in plan.measured
         or ("threads" in plan.measured and plan.workers[0].threads > 1)
         or (
@@ -138,6 +141,8 @@ class Trial:
         self.model, self.optimizer, self._loss, self._fetch = model, optimizer, loss, fetch
         self.samples, self.device, self.has_slow_data = samples, device, has_slow_data
         self.batch: Any = None
+        self.scale = 1.0
+        """How many times as many samples a step has in training."""
         self.fetch_s = 0.0
         """How long it took to get it."""
 
@@ -145,6 +150,7 @@ class Trial:
         """Try out with so many samples."""
         start = time.perf_counter()
         self.batch = self._fetch(samples)
+        self.scale = self.samples / max(samples, 1)
         self.fetch_s = time.perf_counter() - start
 
     def step(self, tuning: Tuning) -> tuple[float, float]:
@@ -205,6 +211,9 @@ def calibrate(trial: Trial, plan: Plan, start: Tuning, collective: Collective) -
                 threads=plan.workers[collective.rank].threads,
                 check_bf16=measurer.objection_to_bf16,
             )
+            if "convolutions" in plan.measured and tuning.precision == "float32":
+                tuning, more = with_convolutions(tuning, measurer.convolutions(tuning))
+                findings += more
             if not trial.has_slow_data or "loaders" not in plan.measured:
                 return tuning, findings
             fetch_s, step_s = measurer.fetch_s(), measurer.times([tuning])[0]
@@ -253,6 +262,13 @@ class _Measurer:
     def fetch_s(self) -> float:
         """How long it took the slowest worker to read the samples of a step."""
         return max(told[0] for told in self._told([self._trial.fetch_s]))
+
+    def convolutions(self, tuning: Tuning) -> dict[str, tuple[float, float]]:
+        """Seconds for the weight gradient of each convolution, by torch and by matrices, on the slowest worker."""
+        mine = compare_convolutions(self._trial.model, lambda: self._trial.step(tuning), self._trial.scale)
+        told = self._told([seconds for pair in mine.values() for seconds in pair])
+        slowest = [max(seconds) for seconds in zip(*told, strict=True)]
+        return dict(zip(mine, zip(slowest[::2], slowest[1::2], strict=True), strict=True))
 
     def objection_to_bf16(self, tuning: Tuning) -> str:
         """What speaks against bf16, if anything."""

@@ -23,6 +23,7 @@ from syncline.plan.tuning import (
     in_words,
     losses_agree,
     search,
+    with_convolutions,
     with_loaders,
 )
 
@@ -128,6 +129,22 @@ def test_loaders_keep_a_step_from_waiting_as_far_as_there_are_cores(fetch_s, ste
     assert all(f.speed >= 1 for f in findings)
 
 
+layer_seconds = st.one_of(st.just(math.inf), st.floats(1e-6, 1.0))
+
+
+@given(st.dictionaries(st.text(max_size=3), st.tuples(layer_seconds, layer_seconds), max_size=5))
+def test_convolutions_go_over_to_matrices_where_that_saves_time_and_only_there(times):
+    tuning, findings = with_convolutions(Tuning(), times)
+    for name, (by_torch, by_matrices) in times.items():
+        if name in tuning.convolutions:
+            assert by_matrices * 1.05 <= by_torch
+            assert by_torch - by_matrices >= 1e-4
+        else:
+            assert by_matrices * 1.05 > by_torch or not by_torch - by_matrices >= 1e-4
+    assert (tuning.convolutions == ()) == (findings == ())
+    assert all(f.is_taken and f.speed >= 1.04 for f in findings)
+
+
 @given(st.lists(st.floats(0.01, 10.0), min_size=1, max_size=8), st.floats(-0.04, 0.04))
 def test_losses_that_are_nearly_the_same_agree(losses, off):
     assert losses_agree(losses, [loss * (1 + off) for loss in losses])
@@ -141,8 +158,10 @@ def plan(kind="train", samples=100_000, **config) -> Plan:
 
 
 def test_the_plan_leaves_open_what_the_user_has_not_decided():
-    assert plan().measured == ("memory-format", "threads", "loaders")
-    assert plan(precision="auto").measured == ("memory-format", "threads", "loaders", "precision")
+    assert plan().measured == ("memory-format", "convolutions", "threads", "loaders")
+    assert plan(precision="auto").measured == (
+        "memory-format", "convolutions", "threads", "loaders", "precision",
+    )  # fmt: skip
     fixed = plan(memory_format="channels-last", threads=2, loaders=0, precision="bf16")
     assert (fixed.measured, fixed.memory_format, fixed.precision) == ((), "channels-last", "bf16")
     assert plan(tune="off").measured == ()
@@ -156,7 +175,7 @@ def test_a_short_run_is_left_as_it_is():
 
 
 def test_the_plan_says_what_will_be_measured_and_what_is_decided():
-    assert "measure what is fastest here (memory format, threads, loaders)" in plan().in_words()
+    assert "measure what is fastest here (memory format, convolutions, threads, loaders)" in plan().in_words()
     assert (
         "They compute in bf16 and channels-last memory."
         in plan(precision="bf16", memory_format="channels-last", tune="off").in_words()
@@ -171,6 +190,6 @@ def test_how_a_script_computes_is_up_to_the_script():
 
 
 def test_a_tuning_survives_being_written_down():
-    tuning = Tuning(memory_format="channels-last", precision="bf16", threads=3, loaders=2)
+    tuning = Tuning(memory_format="channels-last", precision="bf16", threads=3, loaders=2, convolutions=("a", "b.0"))
     assert Tuning.from_dict(tuning.to_dict()) == tuning
     assert Plan.from_dict(plan().to_dict()) == plan()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+from dataclasses import replace
 
 import pytest
 import torch
@@ -22,9 +23,11 @@ CPU = torch.device("cpu")
 CHANNELS_LAST = Tuning(memory_format="channels-last")
 
 
-def make_plan_of(workers: int, **config):
+def make_plan_of(workers: int, *, convolutions: bool = False, **config):
+    """`convolutions` are left out unless asked for: which way is faster for small ones is a matter of chance."""
     facts = TaskFacts(kind="train", model="m", data="d", fingerprint="f", train_samples=100_000)
-    return make_plan(facts, RunConfig(workers=workers, threads=1, **config), Machine.here(), "cpu")
+    plan = make_plan(facts, RunConfig(workers=workers, threads=1, **config), Machine.here(), "cpu")
+    return plan if convolutions else replace(plan, measured=tuple(c for c in plan.measured if c != "convolutions"))
 
 
 def network(dropout: float = 0.0) -> nn.Module:
@@ -126,6 +129,21 @@ def test_a_form_in_which_the_model_computes_something_else_is_not_taken():
 
     _, (finding,) = calibrate(trial_of(Odd()), make_plan_of(1), Tuning(), Solo())
     assert finding.speed == 0
+
+
+def test_all_workers_take_the_convolutions_that_are_faster_on_the_slowest(monkeypatch):
+    def times(model: nn.Module, step: object, scale: float) -> dict[str, tuple[float, float]]:
+        return {"0": (0.3, 0.1), "1": (0.3, 0.1 if model.is_fast else 0.4)}  # type: ignore[union-attr]
+
+    monkeypatch.setattr("syncline.workers.calibrate.compare_convolutions", times)
+
+    def work(collective: Collective):
+        model = nn.Sequential(nn.Conv2d(3, 8, 3), nn.Conv2d(8, 4, 3), nn.Flatten(), nn.Linear(64, 4))
+        model.is_fast = collective.rank == 0  # type: ignore[assignment]
+        plan = make_plan_of(2, convolutions=True, memory_format="contiguous")
+        return calibrate(trial_of(model), plan, Tuning(), collective)[0]
+
+    assert [tuning.convolutions for tuning in run_on_threads(2, work)] == [("0",), ("0",)]
 
 
 @pytest.mark.parametrize(
