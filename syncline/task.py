@@ -19,7 +19,7 @@ from syncline.data import transforms
 from syncline.data.files.options import FileOptions
 from syncline.data.files.store import is_location
 from syncline.data.named import DataInfo, Progress, named, names
-from syncline.declare.declared import Declared, Place, of_table
+from syncline.declare.declared import Declared, Place, is_declaration, of_table
 from syncline.errors import ConfigError, UnknownName
 from syncline.plan.planner import TaskFacts
 from syncline.zoo import registry as zoo
@@ -99,7 +99,7 @@ class Task:
     augment: Iterable[Any] | str | None = None
 
     def __post_init__(self) -> None:
-        if isinstance(self.model, Mapping) and "layers" in self.model:
+        if isinstance(self.model, Mapping) and is_declaration(self.model):
             object.__setattr__(self, "model", of_table(self.model, Place(), {}))
         for name in ("model", "loss", "optimizer", "schedule"):
             value = getattr(self, name)

@@ -22,6 +22,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from syncline.config.run import RunConfig
+from syncline.declare.declared import is_declaration
 from syncline.declare.read import model_of
 from syncline.errors import ConfigError, ConfigFileError, nearest
 
@@ -78,7 +79,7 @@ def read_run_file(path: Path) -> RunFile:
             raise ConfigFileError.at(path, line_number, f"There is no setting {key!r}. {hint}")
         if not _fits(value, allowed[key]):
             raise ConfigFileError.at(path, line_number, f"{key} is {value!r}, but must be {_in_words(allowed[key])}.")
-        if key == "model" and isinstance(value, dict) and "layers" in value:
+        if key == "model" and is_declaration(value):
             continue  # a list of layers, which is read below
         if isinstance(value, dict) and not isinstance(value.get("name"), str):
             raise ConfigFileError.at(path, line_number, f'The table [{key}] needs a name, for example name = "...".')
@@ -86,7 +87,7 @@ def read_run_file(path: Path) -> RunFile:
         missing = "model" if "model" not in data else "data"
         raise ConfigFileError.at(path, None, f'{missing} is missing. A run file needs model = "..." and data = "...".')
     task = {k: v for k, v in data.items() if k in _TASK_KEYS}
-    if isinstance(data["model"], dict) and "layers" in data["model"]:
+    if is_declaration(data["model"]):
         task["model"] = model_of(data["model"], path, text)
     return RunFile(path, task, {k: v for k, v in data.items() if k not in _TASK_KEYS})
 

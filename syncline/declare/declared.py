@@ -20,7 +20,7 @@ from syncline.errors import ConfigError, ConfigFileError, nearest
 if TYPE_CHECKING:
     from torch import nn
 
-__all__ = ["INPUT", "PREVIOUS", "Declared", "Layer", "Place", "Weights", "declared", "of_table"]
+__all__ = ["INPUT", "PREVIOUS", "Declared", "Layer", "Place", "Weights", "declared", "is_declaration", "of_table"]
 
 _OF_MODEL = ("name", "input", "init", "bias_init", "regularizer", "constraint", "layers")
 _OF_LAYER = ("layer", "name", "from", "init", "bias_init", "regularizer", "constraint")
@@ -133,6 +133,11 @@ def declared(layers: Iterable[str | Mapping[str, Any]], **settings: Any) -> Decl
     network[linear(8); relu; add from input, previous]
     """
     return of_table({"layers": list(layers), **settings}, Place(), {})
+
+
+def is_declaration(model: object) -> bool:
+    """Whether this is a table with a list of layers. Models by name, too, may have an option `layers`: a number."""
+    return isinstance(model, Mapping) and "layers" in model and not isinstance(model["layers"], int)
 
 
 def of_table(table: Mapping[str, Any], place: Place, places: Mapping[int, Place]) -> Declared:
