@@ -25,7 +25,7 @@ lint: $(READY)
 
 # Two tests at a time: most of them wait for processes that start or end.
 test: lint browser
-	$(BIN)/python -m pytest -n 2 --dist worksteal
+	$(BIN)/python -m pytest -n 2 --dist worksteal --durations 25
 
 # Pages are tested in Debian's Chromium, which is installed where that is possible; without it those tests are skipped.
 browser:

@@ -17,6 +17,9 @@ from hypothesis import settings
 settings.register_profile("repeatable", derandomize=True, deadline=None)
 settings.load_profile("repeatable")
 
+# Two tests run at a time, each with processes of its own: more threads than one would only get in each other's way.
+os.environ.setdefault("OMP_NUM_THREADS", "1")
+
 LOOKUP = "syncline-open-url"  # a name lookup cannot be cancelled; its thread is given up with it
 SHARED_DATA = Path(__file__).parents[2] / "shared" / "data"
 
