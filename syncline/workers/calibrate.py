@@ -9,6 +9,7 @@ Workers tell each other every measurement, and the slowest counts. So all of the
 
 from __future__ import annotations
 
+import contextlib
 import copy
 import math
 import time
@@ -265,8 +266,12 @@ class _Measurer:
 
     def convolutions(self, tuning: Tuning) -> dict[str, tuple[float, float]]:
         """Seconds for the weight gradient of each convolution, by torch and by matrices, on the slowest worker."""
-        mine = compare_convolutions(self._trial.model, lambda: self._trial.step(tuning), self._trial.scale)
+        mine: dict[str, tuple[float, float]] = {}
+        with contextlib.suppress(Exception):  # no memory for it, say; then nobody goes over to anything
+            mine = compare_convolutions(self._trial.model, lambda: self._trial.step(tuning), self._trial.scale)
         told = self._told([seconds for pair in mine.values() for seconds in pair])
+        if len({len(seconds) for seconds in told}) > 1:
+            return {}
         slowest = [max(seconds) for seconds in zip(*told, strict=True)]
         return dict(zip(mine, zip(slowest[::2], slowest[1::2], strict=True), strict=True))
 

@@ -146,6 +146,32 @@ def test_all_workers_take_the_convolutions_that_are_faster_on_the_slowest(monkey
     assert [tuning.convolutions for tuning in run_on_threads(2, work)] == [("0",), ("0",)]
 
 
+def test_the_convolutions_of_a_tuning_are_computed_by_matrices_and_those_of_another_are_not():
+    model = network()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+    lay_out(model, optimizer, planned(make_plan_of(1, convolutions=True), Tuning(convolutions=("0",))))
+    assert type(model[0]) is not nn.Conv2d
+    lay_out(model, optimizer, planned(make_plan_of(1), Tuning(convolutions=("0",))))
+    assert type(model[0]) is nn.Conv2d
+
+
+def test_no_worker_goes_over_to_what_one_of_them_could_not_measure(monkeypatch):
+    def times(model: nn.Module, step: object, scale: float) -> dict[str, tuple[float, float]]:
+        if not model.is_fast:  # type: ignore[union-attr]
+            raise MemoryError
+        return {"0": (0.3, 0.1)}
+
+    monkeypatch.setattr("syncline.workers.calibrate.compare_convolutions", times)
+
+    def work(collective: Collective):
+        model = nn.Sequential(nn.Conv2d(3, 8, 3), nn.Flatten(), nn.Linear(288, 4))
+        model.is_fast = collective.rank == 0  # type: ignore[assignment]
+        plan = make_plan_of(2, convolutions=True, memory_format="contiguous")
+        return calibrate(trial_of(model), plan, Tuning(), collective)
+
+    assert run_on_threads(2, work) == [(Tuning(), ())] * 2
+
+
 @pytest.mark.parametrize(
     ("layer", "is_tried"),
     [
