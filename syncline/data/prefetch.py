@@ -209,7 +209,10 @@ def _explained(error: Exception, processes: Sequence[multiprocessing.process.Bas
     """`error`, or what it comes from: of a loader process that is gone torch says little, or that a line is broken."""
     if str(error).startswith("Caught "):
         return error  # raised in the process, by the Dataset
-    multiprocessing.connection.wait([p.sentinel for p in processes], _LONGEST_DYING_S)
+    gone = multiprocessing.connection.wait([p.sentinel for p in processes], _LONGEST_DYING_S)
+    for process in processes:
+        if process.sentinel in gone:
+            process.join(_LONGEST_DYING_S)  # its lines close a moment before it can be asked how it ended
     codes = sorted({p.exitcode for p in processes if p.exitcode})
     ends = [f"killed by {signal.Signals(-code).name}" if code < 0 else f"exit code {code}" for code in codes]
     if not ends:
