@@ -11,6 +11,7 @@ import contextlib
 import os
 import queue
 import secrets
+import select
 import selectors
 import socket
 import threading
@@ -89,7 +90,6 @@ class OutpostEngine:
         """What an outpost needs to come here."""
         self._ours, self._machine = place_here(host).versions, machine_here()
         self._lock = threading.RLock()
-        self._changed = threading.Condition(self._lock)
         self._roster = Roster()
         self._places: dict[str, Place] = {}
         self._heard_at: dict[str, float] = {}
@@ -105,7 +105,7 @@ class OutpostEngine:
         self._files: RunFiles | None = None
         self._blind: dict[str, bool] = {}  # who does not see our files, and whether it has the task
         self._orders: queue.SimpleQueue[Callable[[], None]] = queue.SimpleQueue()
-        self._wake, self._news = (os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC) for _ in range(2))
+        self._wake, self._news, self._changes = (os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC) for _ in range(3))
         self._is_closing = self._is_closed = False
         self._thread = threading.Thread(target=self._run, name="syncline-outposts", daemon=True)
         self._thread.start()
@@ -128,10 +128,9 @@ class OutpostEngine:
 
     def _lost(self, seat: int, reason: str) -> None:
         """Who brought the outpost of this seat says that it is gone; perhaps no connection has told that yet."""
-        with self._changed:
+        with self._lock:
             for outpost in self._roster.given(seat):
                 self._lose(outpost, reason)
-            self._changed.notify_all()
 
     # The engine protocol
 
@@ -141,23 +140,30 @@ class OutpostEngine:
             return
         self._summon(workers)
         deadline, said, told = time.monotonic() + self._limit_s, -1, 0
-        with self._changed:
-            while (have := len(self._roster.machines)) < workers:
-                for reason in self._refusals[told:]:
-                    tell(reason)
-                told = len(self._refusals)
-                if have != said:
-                    tell(self._told_waiting(have, workers))
-                    said = have
-                if (trouble := self._trouble()) is not None:
-                    raise SynclineError(trouble)
-                if time.monotonic() > deadline:
-                    self._give_up(have, workers)
-                self._changed.wait(_TICK_S)
+        while not self._fix(workers):
+            with self._lock:
+                have, refusals = len(self._roster.machines), self._refusals[told:]
+            for reason in refusals:
+                tell(reason)
+            told += len(refusals)
+            if have != said:
+                tell(self._told_waiting(have, workers))
+                said = have
+            if (trouble := self._trouble()) is not None:
+                raise SynclineError(trouble)
+            if time.monotonic() > deadline:
+                self._give_up(have, workers)
+            self._await_change(_TICK_S)
+
+    def _fix(self, workers: int) -> bool:
+        with self._lock:
+            if len(self._roster.machines) < workers:
+                return False
             self._roster.fix(workers)
             names = _names({o: p for o, p in self._places.items() if o in self._roster.machines})
             kept = [o for o in self._roster.seats if o is not None]
             self._network = Network(self._host, tuple(Host(names[o], self._places[o].address) for o in kept))
+            return True
 
     @property
     def network(self) -> Network:
@@ -222,22 +228,39 @@ class OutpostEngine:
         if self._is_closed:
             return
         self._is_closed = True
-        with self._changed:
+        with self._lock:
             for outpost in self._roster.machines:
                 self._send(outpost, Leave())
-            self._changed.wait_for(lambda: not self._roster.machines, _FAREWELL_S)
-            self._is_closing = True
+        deadline = time.monotonic() + _FAREWELL_S
+        while self._roster.machines and (left_s := deadline - time.monotonic()) > 0:
+            self._await_change(left_s)
+        self._is_closing = True
         os.eventfd_write(self._wake, 1)
         self._thread.join()
         self._dismiss()
         if self._seen is not None:
             self._seen.unlink(missing_ok=True)
-        os.close(self._wake)
-        os.close(self._news)
+        for fd in (self._wake, self._news, self._changes):
+            os.close(fd)
 
     def fileno(self) -> int:
         """Readable when a worker has ended."""
         return self._news
+
+    # Who comes and who leaves, from any thread to the one that waits for it
+
+    def _tell_change(self) -> None:
+        os.eventfd_write(self._changes, 1)
+
+    def _await_change(self, limit_s: float) -> None:
+        """Return after a change since the last call.
+
+        Not by a Condition: Ctrl-C between its letting go of the lock and its wait has it say only that the lock
+        is not held.
+        """
+        select.select([self._changes], [], [], limit_s)
+        with contextlib.suppress(BlockingIOError):
+            os.eventfd_read(self._changes)
 
     # The thread that speaks to outposts
 
@@ -278,7 +301,7 @@ class OutpostEngine:
                 self._hear(identity.decode(), decode_from_outpost(data))
 
     def _hear(self, outpost: str, message: FromOutpost) -> None:
-        with self._changed:
+        with self._lock:
             self._heard_at[outpost] = time.monotonic()
             if isinstance(message, Enrol):
                 self._let_in(outpost, message)
@@ -308,7 +331,7 @@ class OutpostEngine:
             self._wanted_seats[outpost] = message.seat
             host, port = self._lifelines.getsockname()[:2]
             self._send(outpost, Accepted(f"{host}:{port}", token))
-        self._changed.notify_all()
+        self._tell_change()
 
     def _take_lifeline(self, _: object) -> None:
         with contextlib.suppress(OSError):
@@ -327,18 +350,18 @@ class OutpostEngine:
             return
         except OSError:
             said = b""
-        with self._changed:
+        with self._lock:
             outpost = self._tokens.pop(said, None) if said else self._lifeline_of.pop(connection, None)
             self._unnamed.pop(connection, None)
             if said and outpost is not None:
                 self._lifeline_of[connection] = outpost
                 place = self._places[outpost]
                 self._start(self._roster.enrol(outpost, place.machine, self._wanted_seats.pop(outpost, None)))
+                self._tell_change()
             else:
                 self._hang_up(connection)
                 if outpost is not None:
                     self._lose(outpost, f"was lost with its place on {self._places[outpost].host}")
-            self._changed.notify_all()
 
     def _hang_up(self, connection: socket.socket) -> None:
         self._unnamed.pop(connection, None)
@@ -348,7 +371,7 @@ class OutpostEngine:
     def _tick(self, now: float) -> None:
         for stranger in [c for c, since in self._unnamed.items() if now - since > _UNNAMED_S]:
             self._hang_up(stranger)
-        with self._changed:
+        with self._lock:
             for outpost in list(self._roster.machines):
                 if now - self._heard_at.get(outpost, now) > _SILENCE_S:
                     host = self._places[outpost].host
@@ -363,6 +386,7 @@ class OutpostEngine:
         exits, starts = self._roster.gone(outpost, reason, time.monotonic())
         self._report(exits)
         self._start(starts)
+        self._tell_change()
 
     # Both threads, with the lock
 
