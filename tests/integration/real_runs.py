@@ -16,8 +16,17 @@ import torch
 from torch import nn
 
 from syncline.checkpoint import store
+from syncline.strategies.presets import PRESETS
 
 ROOT = Path(__file__).parents[2]
+SHARED = [p.name for p in PRESETS.values() if p.name not in ("hogwild", "h2o", "ltfb")]
+IN_TURN = ", then ".join([*(f"{name} until epoch {k}" for k, name in enumerate(SHARED[:-1], 1)), SHARED[-1]])
+ACROSS_HOSTS = {"ltfb(steps=4)": 3, f"{IN_TURN}(steps=4)": len(SHARED)}
+"""The presets that need nothing of one host, with as many epochs as it takes to have each of them.
+
+One after the other in one run, which takes seconds instead of a minute, except for the models that compete. Of the
+others, hogwild is refused across hosts, and h2o wants several workers on each.
+"""
 
 
 def samples(count: int = 103, features: int = 12, classes: int = 3, seed: int = 1) -> tuple[torch.Tensor, torch.Tensor]:

@@ -55,6 +55,15 @@ class Cluster:
     processes: dict[int, int] = field(default_factory=dict)
     """The ids of the master's and the workers' processes, and a descriptor of each."""
 
+    @contextlib.contextmanager
+    def more_room(self, cores: int) -> Iterator[None]:
+        """One worker more, for as long as it is wanted."""
+        pid = _start_worker(self, "worker-more", cores)
+        try:
+            yield
+        finally:
+            _end([self.processes.pop(pid)])
+
     def executors(self) -> list[int]:
         """The Java processes in which tasks run."""
         return [p for p in self._descendants() if "CoarseGrainedExecutorBackend" in _command(p)]
@@ -93,20 +102,31 @@ def cluster(folder: Path, workers: int = 2, cores: int = 1) -> Iterator[Cluster]
         assert found is not None
         made.url = found[1]
         for k in range(workers):
-            _start(
-                made, f"worker-{k}", "org.apache.spark.deploy.worker.Worker", "--host", "127.0.0.1",
-                "--cores", str(cores), "--memory", "1g", "--work-dir", str(folder / f"work-{k}"), made.url,
-            )  # fmt: skip
+            _start_worker(made, f"worker-{k}", cores)
         wait_until(lambda: _read(master).count("Registering worker") >= workers, "the arrival of Spark's workers")
         yield made
     finally:
-        for descriptor in made.processes.values():
-            with contextlib.suppress(ProcessLookupError):
-                signal.pidfd_send_signal(descriptor, signal.SIGTERM)
-        for descriptor in made.processes.values():
-            if not select.select([descriptor], [], [], 20)[0]:
-                signal.pidfd_send_signal(descriptor, signal.SIGKILL)
-            os.close(descriptor)
+        _end(list(made.processes.values()))
+
+
+def _start_worker(made: Cluster, name: str, cores: int) -> int:
+    before = set(made.processes)
+    _start(
+        made, name, "org.apache.spark.deploy.worker.Worker", "--host", "127.0.0.1", "--cores", str(cores),
+        "--memory", "1g", "--work-dir", str(made.folder / name), made.url,
+    )  # fmt: skip
+    (pid,) = set(made.processes) - before
+    return pid
+
+
+def _end(descriptors: list[int]) -> None:
+    for descriptor in descriptors:
+        with contextlib.suppress(ProcessLookupError):
+            signal.pidfd_send_signal(descriptor, signal.SIGTERM)
+    for descriptor in descriptors:
+        if not select.select([descriptor], [], [], 20)[0]:
+            signal.pidfd_send_signal(descriptor, signal.SIGKILL)
+        os.close(descriptor)
 
 
 def _start(made: Cluster, name: str, *arguments: str) -> Path:

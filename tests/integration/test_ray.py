@@ -21,7 +21,17 @@ from typing import Any
 
 import pytest
 import torch
-from real_runs import Slow, driver_pid, environment, final_state, my_rank, relative_difference, samples, small_net
+from real_runs import (
+    ACROSS_HOSTS,
+    Slow,
+    driver_pid,
+    environment,
+    final_state,
+    my_rank,
+    relative_difference,
+    samples,
+    small_net,
+)
 from real_runs import syncline as command
 from torch import nn
 
@@ -37,8 +47,6 @@ from syncline.telemetry.run_dir import RunDir
 pytest.importorskip("ray")
 
 LIMIT_S = 90.0
-ACROSS_HOSTS = ["server-sync", "ssp", "sparknet(tau=3)", "gossip", "easgd", "ltfb", "diloco"]
-"""One of each way to exchange; the test for the same parameters has allreduce."""
 ACROSS = {"collective": "process-group"}
 """As between hosts. These nodes are on one, where workers would share memory."""
 
@@ -244,10 +252,18 @@ def test_a_run_on_ray_trains_the_same_parameters_as_on_this_machine(cluster, tmp
     assert first == "Waiting for 2 of 2 places for workers on Ray."
 
 
-@pytest.mark.parametrize("strategy", ACROSS_HOSTS)
-def test_strategies_that_make_sense_across_hosts_run_on_ray(cluster, tmp_path, strategy):
-    result = train(tmp_path, small_net(), engine=f"ray://{cluster.address}", strategy=strategy, epochs=2, **ACROSS)
-    assert result.epochs == 2
+@pytest.mark.parametrize(("strategy", "epochs"), ACROSS_HOSTS.items(), ids=("rivals", "the others"))
+def test_presets_that_make_sense_across_hosts_run_on_ray(cluster, tmp_path, strategy, epochs):
+    engine = f"ray://{cluster.address}"
+    result = train(tmp_path, small_net(), engine=engine, strategy=strategy, epochs=epochs, **ACROSS)
+    assert result.epochs == epochs
+    assert result.metrics["test/accuracy"] > 0.6
+    assert_every_sample_counted_once(result.run_dir)
+
+
+def test_h2o_runs_on_ray_with_two_groups_of_workers(cluster, tmp_path):
+    result = train(tmp_path, small_net(), engine=f"ray://{cluster.address}?cpus=0.5", strategy="h2o", workers=4)
+    assert result.metrics["test/accuracy"] > 0.6
     assert_every_sample_counted_once(result.run_dir)
 
 

@@ -19,7 +19,7 @@ from pyspark.ml.evaluation import MulticlassClassificationEvaluator
 from pyspark.ml.feature import StringIndexer, VectorAssembler
 from pyspark.ml.tuning import CrossValidator, ParamGridBuilder
 from pyspark.sql import DataFrame, SparkSession, functions
-from real_runs import Slow, environment, final_state, relative_difference, samples, small_net
+from real_runs import ACROSS_HOSTS, Slow, environment, final_state, relative_difference, samples, small_net
 from real_runs import syncline as command
 from spark_cluster import ENVIRONMENT, SETTINGS, Cluster, cluster, wait_until
 
@@ -183,10 +183,23 @@ def test_a_run_on_spark_gives_the_parameters_of_the_same_run_here_and_leaves_the
 
 
 @pytest.mark.usefixtures("session")
-@pytest.mark.parametrize("strategy", ["ssp", "sparknet(tau=5)", "gossip"])
-def test_strategies_of_every_kind_train_on_spark(tmp_path, strategy):
-    result = train(tmp_path, strategy=strategy)
-    assert audit_file(RunDir(result.run_dir).ledger).is_clean
+@pytest.mark.parametrize(("strategy", "epochs"), ACROSS_HOSTS.items(), ids=("rivals", "the others"))
+def test_presets_that_make_sense_across_hosts_run_on_spark(tmp_path, strategy, epochs):
+    result = train(tmp_path, strategy=strategy, epochs=epochs, collective="process-group")  # as between hosts
+    assert result.epochs == epochs
+    account = audit_file(RunDir(result.run_dir).ledger)
+    assert account.is_clean
+    assert account.is_complete
+    assert result.metrics["test/accuracy"] > 0.6
+
+
+@pytest.mark.usefixtures("session")
+def test_h2o_runs_on_spark_with_two_groups_of_workers(tmp_path, spark_cluster):
+    with spark_cluster.more_room(2):
+        result = train(tmp_path, strategy="h2o", workers=4)
+    account = audit_file(RunDir(result.run_dir).ledger)
+    assert account.is_clean
+    assert account.is_complete
     assert result.metrics["test/accuracy"] > 0.6
 
 
