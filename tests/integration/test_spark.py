@@ -14,6 +14,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from py4j.protocol import Py4JJavaError
 from pyspark.ml import Pipeline
 from pyspark.ml.evaluation import MulticlassClassificationEvaluator
 from pyspark.ml.feature import StringIndexer, VectorAssembler
@@ -30,6 +31,8 @@ from syncline.engines.spark import SparkEngine
 from syncline.telemetry.events import Event, WentOn, WorkerLost
 from syncline.telemetry.run_dir import RunDir
 
+STRICT = {"spark.driver.maxResultSize": "1m"}
+"""The driver refuses what is not meant for it."""
 pytestmark = [
     pytest.mark.timeout(300),
     pytest.mark.skipif(shutil.which("java") is None, reason="Spark needs Java"),
@@ -48,7 +51,7 @@ def spark_cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]
 def session(spark_cluster: Cluster) -> Iterator[SparkSession]:
     """One for all tests of this file, since starting one takes longer than most of them."""
     builder = SparkSession.builder.master(spark_cluster.url)
-    for name, value in {**SETTINGS, "spark.local.dir": str(spark_cluster.folder / "driver")}.items():
+    for name, value in {**SETTINGS, "spark.local.dir": str(spark_cluster.folder / "driver"), **STRICT}.items():
         builder = builder.config(name, value)
     made = builder.getOrCreate()
     made.sparkContext.parallelize(range(2), 2).map(lambda x: x).collect()  # the executors are there
@@ -315,6 +318,15 @@ def test_an_estimator_works_in_a_pipeline_and_a_cross_validator_and_predicts_in_
     assert done.stdout.splitlines() == [
         str([*frame.columns, "label", "features", "prediction", "probability"]), f"accuracy {here}",
     ]  # fmt: skip
+
+
+def test_no_row_passes_through_the_driver(session, tmp_path):
+    """It takes no result of more than a megabyte, and these rows, made by the executors, have nine."""
+    frame = session.range(2000).selectExpr("transform(sequence(1, 600), k -> sin(id * k)) features", "id % 3 label")
+    with pytest.raises(Py4JJavaError, match=r"maxResultSize"):
+        frame.collect()
+    fitted = estimator(tmp_path, model=small_net(600), epochs=1).fit(frame)
+    assert fitted.transform(frame).count() == 2000
 
 
 def test_a_fitted_model_is_that_of_the_same_run_on_arrays_and_the_same_each_time(session, tmp_path):
