@@ -18,6 +18,7 @@ from syncline.comms.collective import Collective
 from syncline.plan.plan import Plan
 from syncline.plan.tuning import Tuning
 from syncline.workers.convolutions import by_matrices
+from syncline.workers.pooling import keep_format
 
 __all__ = ["computing_in", "lay_out", "planned", "settle"]
 
@@ -53,6 +54,7 @@ def lay_out(model: nn.Module, optimizer: torch.optim.Optimizer, tuning: Tuning) 
     if tuning.threads is not None:
         torch.set_num_threads(tuning.threads)
     model.to(memory_format=_FORMATS[tuning.memory_format])  # type: ignore[call-overload]  # missing in torch's types
+    keep_format(model)
     by_matrices(model, tuning.convolutions)
     for p, kept in optimizer.state.items():
         for name, value in kept.items():
