@@ -5,13 +5,16 @@ from __future__ import annotations
 import os
 import re
 import signal
+import subprocess
 import tempfile
 import threading
 import time
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 from hypothesis import settings
+from zygote_maker import ForkedZygote, makers
 
 # The same examples in every run, and no failures because a machine is busy.
 settings.register_profile("repeatable", derandomize=True, deadline=None)
@@ -43,6 +46,14 @@ def _own_cache(tmp_path_factory: pytest.TempPathFactory) -> None:
 
 
 @pytest.fixture(autouse=True)
+def _forks_zygotes(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Runs of a test need not import torch for themselves."""
+    if "own_zygote" not in request.keywords:
+        stand_in = SimpleNamespace(**vars(subprocess) | {"Popen": ForkedZygote})
+        monkeypatch.setattr("syncline.engines.local.subprocess", stand_in)
+
+
+@pytest.fixture(autouse=True)
 def _leaves_nothing_behind(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch):
     """No process, thread, shared-memory segment or temporary file may outlive a test, be it a failing one."""
     temporary = tmp_path_factory.mktemp("tmp")
@@ -53,7 +64,7 @@ def _leaves_nothing_behind(tmp_path_factory: pytest.TempPathFactory, monkeypatch
 
     def left() -> dict[str, list[str]]:
         found = {
-            "processes": sorted(_command(p) for p in _descendants() - children if _is_ours(p)),
+            "processes": sorted(_command(p) for p in _descendants() - children - makers() if _is_ours(p)),
             "shared memory": sorted(_shared_memory() - segments),
             "temporary files": sorted(str(p) for p in temporary.rglob("*") if p.is_file() or p.is_socket()),
             "threads": sorted(

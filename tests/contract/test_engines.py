@@ -15,10 +15,12 @@ from syncline.testing.engine_contract import check_engine
 from syncline.testing.namespaces import Namespaces, why_not_possible
 
 
+@pytest.mark.own_zygote
 def test_the_local_engine(tmp_path):
     check_engine(LocalEngine(), tmp_path)
 
 
+@pytest.mark.own_zygote
 def test_the_local_engine_in_network_namespaces(tmp_path):
     if (why := why_not_possible()) is not None:
         pytest.skip(why)
