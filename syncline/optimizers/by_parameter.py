@@ -7,6 +7,7 @@ LAMB) see the norm of the part that a server keeps.
 from __future__ import annotations
 
 import math
+from abc import ABC, abstractmethod
 from collections.abc import Callable
 from typing import Any
 
@@ -17,7 +18,7 @@ from torch.optim import Optimizer
 __all__ = ["ByParameter", "check", "count_step", "settings_like_adams"]
 
 
-class ByParameter(Optimizer):
+class ByParameter(Optimizer, ABC):
     """An optimiser whose rule is a function of one parameter, its gradient and what is remembered of it."""
 
     @torch.no_grad()
@@ -35,9 +36,9 @@ class ByParameter(Optimizer):
                     self.update_one(parameter, parameter.grad, self.state[parameter], group)
         return loss
 
+    @abstractmethod
     def update_one(self, weight: Tensor, gradient: Tensor, state: dict[str, Any], group: dict[str, Any]) -> None:
         """Change `weight` and `state` in place."""
-        raise NotImplementedError
 
 
 def settings_like_adams(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Literal
+from typing import Literal, NamedTuple
 
 from syncline.config.amounts import bytes_of
 from syncline.config.run import RunConfig
@@ -47,34 +47,8 @@ def make_plan(facts: TaskFacts, config: RunConfig, machine: Machine, device: str
     notes: list[str] = []
     strategy = read_strategy(config.strategy)
     held = held_out_samples(held_out(strategy), facts.train_samples, config.workers)
-    train_samples = facts.train_samples - held
-    epochs = config.epochs or facts.recommended_epochs or _DEFAULT_EPOCHS
-    batch = config.batch or facts.recommended_batch or _DEFAULT_BATCH
-    if facts.kind == "train":
-        if facts.train_samples == 0:
-            raise ConfigError("The training data is empty: there is nothing to learn from.")
-        if batch > train_samples:
-            notes.append(f"A batch of {batch} is more than the {train_samples} samples: each epoch is one step.")
-            batch = train_samples
-        if config.workers > batch:
-            raise ConfigError(
-                f"{config.workers} workers cannot share a batch of {batch}: some would have nothing to do. "
-                f"Set --workers to {batch} or less, or a larger --batch."
-            )
-    elif config.precision != "float32" or config.memory_format != "auto":
-        raise ConfigError(
-            "How a script computes is up to the script: use torch.autocast and model.to(memory_format=...) there, and "
-            "leave out --precision and --memory-format."
-        )
-    if facts.kind == "own-loop" and (config.checkpoint_activations or config.memory_limit is not None):
-        raise ConfigError(
-            "How much a script computes at once, and what it keeps, is up to the script: use smaller pieces and "
-            "torch.utils.checkpoint there, and leave out --memory-limit and --checkpoint-activations."
-        )
-    steps_per_epoch = -(-train_samples // batch)
-    total_steps = steps_per_epoch * epochs
-    if config.max_steps is not None:
-        total_steps = min(total_steps, config.max_steps) if facts.kind == "train" else config.max_steps
+    _check_what_is_up_to_the_script(facts, config)
+    length = _length(facts, config, facts.train_samples - held, notes)
     collective = _collective(config, machine, device, len(set(places)), notes)
     shares_memory_on_hosts = len(set(places)) > 1 and _can_share_memory(config, machine, device)
     check_feasible(
@@ -97,12 +71,12 @@ def make_plan(facts: TaskFacts, config: RunConfig, machine: Machine, device: str
         ),
         collective=collective,
         seed=config.seed,
-        epochs=epochs,
-        batch=batch,
-        train_samples=train_samples,
+        epochs=length.epochs,
+        batch=length.batch,
+        train_samples=facts.train_samples - held,
         test_samples=facts.test_samples,
-        steps_per_epoch=steps_per_epoch,
-        total_steps=total_steps,
+        steps_per_epoch=length.steps_per_epoch,
+        total_steps=length.total_steps,
         accumulate=config.accumulate,
         loaders=config.loaders,
         evaluate_every=config.evaluate_every,
@@ -123,9 +97,54 @@ def make_plan(facts: TaskFacts, config: RunConfig, machine: Machine, device: str
         memory_format="channels-last" if config.memory_format == "channels-last" else "contiguous",
         checkpoint_activations=config.checkpoint_activations,
         memory_limit_bytes=bytes_of("memory_limit", config.memory_limit) if config.memory_limit is not None else None,
-        measured=_measured(config, total_steps) if facts.kind == "train" else (),
+        measured=_measured(config, length.total_steps) if facts.kind == "train" else (),
         notes=tuple(notes),
     )
+
+
+def _check_what_is_up_to_the_script(facts: TaskFacts, config: RunConfig) -> None:
+    if facts.kind == "train":
+        return
+    if config.precision != "float32" or config.memory_format != "auto":
+        raise ConfigError(
+            "How a script computes is up to the script: use torch.autocast and model.to(memory_format=...) there, and "
+            "leave out --precision and --memory-format."
+        )
+    if config.checkpoint_activations or config.memory_limit is not None:
+        raise ConfigError(
+            "How much a script computes at once, and what it keeps, is up to the script: use smaller pieces and "
+            "torch.utils.checkpoint there, and leave out --memory-limit and --checkpoint-activations."
+        )
+
+
+class _Length(NamedTuple):
+    """How long a run is, and in what steps."""
+
+    epochs: int
+    batch: int
+    steps_per_epoch: int
+    total_steps: int
+
+
+def _length(facts: TaskFacts, config: RunConfig, train_samples: int, notes: list[str]) -> _Length:
+    epochs = config.epochs or facts.recommended_epochs or _DEFAULT_EPOCHS
+    batch = config.batch or facts.recommended_batch or _DEFAULT_BATCH
+    if facts.kind == "train":
+        if facts.train_samples == 0:
+            raise ConfigError("The training data is empty: there is nothing to learn from.")
+        if batch > train_samples:
+            notes.append(f"A batch of {batch} is more than the {train_samples} samples: each epoch is one step.")
+            batch = train_samples
+        if config.workers > batch:
+            raise ConfigError(
+                f"{config.workers} workers cannot share a batch of {batch}: some would have nothing to do. "
+                f"Set --workers to {batch} or less, or a larger --batch."
+            )
+    steps_per_epoch = -(-train_samples // batch)
+    total_steps = steps_per_epoch * epochs
+    if config.max_steps is not None:
+        total_steps = min(total_steps, config.max_steps) if facts.kind == "train" else config.max_steps
+    return _Length(epochs, batch, steps_per_epoch, total_steps)
 
 
 def _collective(
