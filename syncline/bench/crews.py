@@ -53,8 +53,8 @@ from syncline.workers.quick_start import without_compiler
 from syncline.workers.runtime import Runtime
 
 __all__ = [
-    "BY_HAND", "BY_HAND_TUNED", "PLAIN_DDP", "SAME_SETTINGS", "TUNED_DDP", "Block", "Crew", "Way", "Work", "crew",
-    "samples_a_second",
+    "BY_HAND", "BY_HAND_IN_STEP", "BY_HAND_TUNED", "PLAIN_DDP", "SAME_SETTINGS", "TUNED_DDP", "Block", "Crew", "Way",
+    "Work", "crew", "samples_a_second",
 ]  # fmt: skip
 
 _SEED = 0
@@ -104,12 +104,15 @@ class Way:
     kind: Literal["by hand", "DDP", "syncline"]
     is_tuned: bool = False
     """By hand and DDP: channels last, a fused optimiser, and the options of DDP that make it faster."""
+    is_in_step: bool = False
+    """By hand: nobody begins a step before all have done the last one."""
     settings: Mapping[str, Any] = field(default_factory=dict)
     """Syncline: those that are not left at their defaults."""
 
 
 BY_HAND = Way(kind="by hand")
 BY_HAND_TUNED = Way(kind="by hand", is_tuned=True)
+BY_HAND_IN_STEP = Way(kind="by hand", is_tuned=True, is_in_step=True)
 PLAIN_DDP = Way(kind="DDP")
 TUNED_DDP = Way(kind="DDP", is_tuned=True)
 SAME_SETTINGS = Way(
@@ -295,6 +298,8 @@ def _loop(model: nn.Module, work: Work, way: Way, place: _Place, blocks: _Blocks
         loss = loss_of(model(inputs), targets)
         torch.autograd.backward(loss)
         optimizer.step()
+        if way.is_in_step:
+            blocks.collective.barrier()
         blocks.after_step(loss.item())
 
 

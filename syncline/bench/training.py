@@ -2,9 +2,10 @@
 
 Here: LeNet on images of MNIST's shape and ResNet-18 on images of CIFAR-10's, random, in memory, one thread per worker.
 Each model twice. With the same settings on both sides (channels last, float32, a fused optimiser, batch norm over each
-worker's own share) what differs is the exchange and the loop; workers that exchange nothing show what is possible. With
-defaults on both sides it is what a user gets who writes what the tutorial says. Not here: the processes and the loops
-(`crews.py`), more models and workers (`scaling.py`).
+worker's own share) what differs is the exchange and the loop; workers that exchange nothing show what is possible, and
+those that only wait for each other, what of it is left to whoever trains in step. With defaults on both sides it is
+what a user gets who writes what the tutorial says. Not here: the processes and the loops (`crews.py`), more models and
+workers (`scaling.py`).
 
 All sides take their batches from memory by index, which is faster than the DataLoader of a tutorial.
 """
@@ -17,7 +18,17 @@ from dataclasses import dataclass
 
 import torch
 
-from syncline.bench.crews import BY_HAND_TUNED, PLAIN_DDP, SAME_SETTINGS, TUNED_DDP, Way, Work, crew, samples_a_second
+from syncline.bench.crews import (
+    BY_HAND_IN_STEP,
+    BY_HAND_TUNED,
+    PLAIN_DDP,
+    SAME_SETTINGS,
+    TUNED_DDP,
+    Way,
+    Work,
+    crew,
+    samples_a_second,
+)
 from syncline.bench.harness import Contender, Goal, Settings, Suite
 
 __all__ = [
@@ -54,6 +65,12 @@ class Side:
 
 
 NO_EXCHANGE = Side("no communication", BY_HAND_TUNED, "Each worker by itself, a loop written by hand: the limit.")
+IN_STEP = Side(
+    "no communication, in step",
+    BY_HAND_IN_STEP,
+    "The same, but nobody begins a step before all have done the last one. What is lost by that is lost to whoever "
+    "trains synchronously: on a machine whose cores are not equally fast all the time, the slower one counts.",
+)
 PLAIN = Side("plain DDP", PLAIN_DDP, "DistributedDataParallel on gloo as the tutorial writes it.")
 TUNED = Side(
     "tuned DDP",
@@ -83,7 +100,7 @@ def suites(settings: Settings) -> Generator[Suite, None, None]:
         )
     for case in cases(quick=settings.quick):
         for name, sides, goals in (
-            ("same-settings", (TUNED, NO_EXCHANGE, SAME), _same_settings_goals(case)),
+            ("same-settings", (TUNED, NO_EXCHANGE, IN_STEP, SAME), _same_settings_goals(case)),
             ("defaults", (PLAIN, _DEFAULTS, *((_AUTO,) if has_bf16 else ())), _default_goals(case, has_bf16)),
         ):
             with ExitStack() as stack:
