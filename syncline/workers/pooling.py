@@ -6,8 +6,7 @@ Here: `keep_format`, which lets the averaging layers of a model do so. Not here:
 The gradient of an average over the whole image is one number for each channel, which torch writes out as a contiguous
 image, also where images lie channels-last. In a ResNet that gradient goes along all shortcuts, up to the first layer;
 at each of them it meets one that lies the other way round, and is copied or read with large strides. Turned around
-once, where it begins, it stays so. The values are the same, up to the order of
-sums.
+once, where it begins, it stays so. The values are the same, up to the order of sums.
 """
 
 from __future__ import annotations

@@ -41,7 +41,7 @@ from syncline.data.audit import audit_file
 from syncline.driver import run_task
 from syncline.errors import SynclineError
 from syncline.task import Task
-from syncline.telemetry.events import Event, Noted, WentOn, WorkerLost
+from syncline.telemetry.events import Event, Noted, StrategySwitched, WentOn, WorkerLost
 from syncline.telemetry.run_dir import RunDir
 
 pytest.importorskip("ray")
@@ -257,6 +257,7 @@ def test_presets_that_make_sense_across_hosts_run_on_ray(cluster, tmp_path, stra
     engine = f"ray://{cluster.address}"
     result = train(tmp_path, small_net(), engine=engine, strategy=strategy, epochs=epochs, **ACROSS)
     assert result.epochs == epochs
+    assert len(events(result.run_dir, StrategySwitched)) == strategy.count(", then ")
     assert result.metrics["test/accuracy"] > 0.6
     assert_every_sample_counted_once(result.run_dir)
 

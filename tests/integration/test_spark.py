@@ -28,7 +28,7 @@ import syncline
 import syncline.spark
 from syncline.data.audit import audit_file
 from syncline.engines.spark import SparkEngine
-from syncline.telemetry.events import Event, WentOn, WorkerLost
+from syncline.telemetry.events import Event, StrategySwitched, WentOn, WorkerLost
 from syncline.telemetry.run_dir import RunDir
 
 STRICT = {"spark.driver.maxResultSize": "1m"}
@@ -190,6 +190,7 @@ def test_a_run_on_spark_gives_the_parameters_of_the_same_run_here_and_leaves_the
 def test_presets_that_make_sense_across_hosts_run_on_spark(tmp_path, strategy, epochs):
     result = train(tmp_path, strategy=strategy, epochs=epochs, collective="process-group")  # as between hosts
     assert result.epochs == epochs
+    assert len(events(result.run_dir, StrategySwitched)) == strategy.count(", then ")
     account = audit_file(RunDir(result.run_dir).ledger)
     assert account.is_clean
     assert account.is_complete
