@@ -35,7 +35,7 @@ class Finding:
 
 def examine(out: Path = Path("runs")) -> Iterator[Finding]:
     """Everything, one after the other; `out` is where run directories would go."""
-    for look in (_system, _cores, _memory, _shared_memory, _torch, _processor):
+    for look in (_system, _cores, _memory, _shared_memory, _torch, _processor, _kernels):
         yield look()
     yield _disk(out)
     for look_at in (_descriptors, _network, _namespaces, _ray, _spark):
@@ -127,6 +127,15 @@ def _processor() -> Finding:
     bf16 = bool(flags & {"avx512_bf16", "amx_bf16", "avx_ne_convert"})
     said = "has bf16 instructions: --precision auto may pay" if bf16 else "no bf16 instructions: bf16 is slow here"
     return Finding("processor", f"{name}; {said}")
+
+
+def _kernels() -> Finding:
+    from syncline.kernels.build import why_not
+
+    if reason := why_not():
+        slower = f"Convolutions will be torch's own, which are slower on some processors: {reason}. Try apt install g++."
+        return Finding("compiled convolutions", "no", slower)
+    return Finding("compiled convolutions", "yes: --tune takes them where they are faster")
 
 
 def _disk(out: Path) -> Finding:

@@ -46,6 +46,7 @@ from syncline.plan.machine import Machine
 from syncline.plan.planner import make_plan
 from syncline.task import Task, sgd
 from syncline.telemetry.recorder import Recorder
+from syncline.workers.allocator import keep_memory
 from syncline.workers.build import build_loss
 from syncline.workers.job import Job
 from syncline.workers.loop import train
@@ -53,8 +54,8 @@ from syncline.workers.quick_start import without_compiler
 from syncline.workers.runtime import Runtime
 
 __all__ = [
-    "BY_HAND", "BY_HAND_IN_STEP", "BY_HAND_TUNED", "PLAIN_DDP", "SAME_SETTINGS", "TUNED_DDP", "Block", "Crew", "Way",
-    "Work", "crew", "samples_a_second",
+    "BY_HAND", "BY_HAND_IN_STEP", "BY_HAND_TUNED", "PLAIN_DDP", "SAME_KERNELS", "SAME_SETTINGS", "TUNED_DDP", "Block",
+    "Crew", "Way", "Work", "crew", "samples_a_second",
 ]  # fmt: skip
 
 _SEED = 0
@@ -117,9 +118,11 @@ PLAIN_DDP = Way(kind="DDP")
 TUNED_DDP = Way(kind="DDP", is_tuned=True)
 SAME_SETTINGS = Way(
     kind="syncline",
-    settings={"precision": "float32", "tune": "off", "memory_format": "channels-last", "batch_norm": "local"},
+    settings={"precision": "float32", "memory_format": "channels-last", "batch_norm": "local"},
 )
-"""What `BY_HAND_TUNED` and `TUNED_DDP` do, done by Syncline."""
+"""What `BY_HAND_TUNED` and `TUNED_DDP` do, done by Syncline; it may choose how convolutions are computed."""
+SAME_KERNELS = Way(kind="syncline", settings={**SAME_SETTINGS.settings, "tune": "off"})
+"""The same with torch's convolutions: what is left is how workers exchange."""
 
 
 class Block(NamedTuple):
@@ -319,6 +322,7 @@ def _in_memory_format(model: nn.Module, way: Way) -> nn.Module:
 
 def _syncline(work: Work, way: Way, place: _Place, blocks: _Blocks) -> None:
     """What a worker of `syncline train` does, without a coordinator."""
+    keep_memory()
     task = Task(
         model=partial(zoo.build, work.model, work.shape, work.classes, **work.options),
         data=work.make_samples(),

@@ -2,10 +2,10 @@
 
 Here: LeNet on images of MNIST's shape and ResNet-18 on images of CIFAR-10's, random, in memory, one thread per worker.
 Each model twice. With the same settings on both sides (channels last, float32, a fused optimiser, batch norm over each
-worker's own share) what differs is the exchange and the loop; workers that exchange nothing show what is possible, and
-those that only wait for each other, what of it is left to whoever trains in step. With defaults on both sides it is
-what a user gets who writes what the tutorial says. Not here: the processes and the loops (`crews.py`), more models and
-workers (`scaling.py`).
+worker's own share) what differs is the exchange, the loop, and how convolutions are computed. Workers that exchange
+nothing show what is possible with torch's, and those that only wait for each other, what of it is left to whoever
+trains in step. With defaults on both sides it is what a user gets who writes what the tutorial says. Not here: the
+processes and the loops (`crews.py`), more models and workers (`scaling.py`).
 
 All sides take their batches from memory by index, which is faster than the DataLoader of a tutorial.
 """
@@ -22,6 +22,7 @@ from syncline.bench.crews import (
     BY_HAND_IN_STEP,
     BY_HAND_TUNED,
     PLAIN_DDP,
+    SAME_KERNELS,
     SAME_SETTINGS,
     TUNED_DDP,
     Way,
@@ -78,8 +79,12 @@ TUNED = Side(
     "DistributedDataParallel on gloo with gradient_as_bucket_view and static_graph, channels last, fused SGD.",
 )
 SAME = Side(
-    "syncline", SAME_SETTINGS, "The worker's own loop and shared memory: channels last, fused SGD, local batch norm."
+    "syncline",
+    SAME_SETTINGS,
+    "The worker's own loop and shared memory: channels last, fused SGD, local batch norm; each convolution in the way "
+    "that --tune finds to be fastest.",
 )
+_TORCHS_KERNELS = Side("syncline, torch's kernels", SAME_KERNELS, "The same, but convolutions are all torch's own.")
 _DEFAULTS = Side(
     "syncline", Way(kind="syncline"), "syncline train as it is: what --tune finds, batch norm over the global batch."
 )
@@ -100,7 +105,7 @@ def suites(settings: Settings) -> Generator[Suite, None, None]:
         )
     for case in cases(quick=settings.quick):
         for name, sides, goals in (
-            ("same-settings", (TUNED, NO_EXCHANGE, IN_STEP, SAME), _same_settings_goals(case)),
+            ("same-settings", (TUNED, NO_EXCHANGE, IN_STEP, _TORCHS_KERNELS, SAME), _same_settings_goals(case)),
             ("defaults", (PLAIN, _DEFAULTS, *((_AUTO,) if has_bf16 else ())), _default_goals(case, has_bf16)),
         ):
             with ExitStack() as stack:

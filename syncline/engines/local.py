@@ -29,13 +29,6 @@ from syncline.plan.machine import Machine
 __all__ = ["LocalEngine"]
 
 _CLOSE_TIMEOUT_S = 20.0
-_PREFERENCES = {
-    # Training frees and takes the same large pieces of memory in every step. By default the C library gives them back
-    # to the system each time, and the page faults on taking them again cost LeNet a fifth of its step.
-    "MALLOC_TRIM_THRESHOLD_": "268435456",
-    "MALLOC_MMAP_THRESHOLD_": "33554432",
-}
-"""Set for the workers unless the user has set them otherwise."""
 _ENVIRONMENT = {
     # Workers set their number of threads themselves; a zygote with threads could not be forked from.
     "OMP_NUM_THREADS": "1",
@@ -61,7 +54,7 @@ class LocalEngine:
             self._zygote = subprocess.Popen(
                 [sys.executable, "-m", "syncline.engines.zygote", *map(str, arguments)],
                 pass_fds=[theirs.fileno(), *namespaces],
-                env={**_PREFERENCES, **os.environ, **_ENVIRONMENT, "PYTHONPATH": _python_path()},
+                env={**os.environ, **_ENVIRONMENT, "PYTHONPATH": _python_path()},
                 stdin=subprocess.DEVNULL,
                 # Ctrl-C in the terminal is for the driver alone.
                 start_new_session=True,

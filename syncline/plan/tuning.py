@@ -15,12 +15,24 @@ from typing import Any, Literal
 import msgspec
 
 __all__ = [
-    "CHOICES", "Choice", "Finding", "Tuning", "fastest", "in_words", "losses_agree", "search", "with_convolutions",
-    "with_loaders",
+    "CHOICES", "PASSES", "Choice", "Equipped", "Finding", "Pass", "PassTimes", "Tuning", "Way", "Ways", "fastest",
+    "in_words", "losses_agree", "search", "with_convolutions", "with_loaders",
 ]  # fmt: skip
 
 Choice = Literal["memory-format", "convolutions", "threads", "loaders", "precision"]
 CHOICES: tuple[Choice, ...] = ("memory-format", "convolutions", "threads", "loaders", "precision")
+
+Pass = Literal["forward", "input", "weight"]
+"""Of a convolution: its output, and the gradients of its input and of its weight."""
+Way = Literal["torch", "matrices", "compiled"]
+PASSES: tuple[tuple[Pass, tuple[Way, ...]], ...] = (
+    ("forward", ("torch", "compiled")),
+    ("input", ("torch", "compiled")),
+    ("weight", ("torch", "matrices", "compiled")),
+)
+"""In which ways each can be computed; the first one is what is usual."""
+PassTimes = Mapping[tuple[Pass, Way], float]
+"""Seconds for the passes of one convolution in each way; infinite where a way is not there."""
 
 _LEAST_GAIN = 1.05
 """How much faster something must be to be preferred to what is usual: less may be chance."""
@@ -31,6 +43,20 @@ _TOLERANCE = 0.05
 
 
 @dataclass(frozen=True, kw_only=True)
+class Ways:
+    """How one convolution computes its passes."""
+
+    forward: Way = "torch"
+    input: Way = "torch"
+    weight: Way = "torch"
+
+    def of(self, which: Pass) -> Way:
+        """How it computes this one."""
+        way: Way = getattr(self, which)
+        return way
+
+
+@dataclass(frozen=True, kw_only=True)
 class Tuning:
     """How a worker computes. None: as the plan has it."""
 
@@ -38,8 +64,8 @@ class Tuning:
     precision: Literal["float32", "bf16"] = "float32"
     threads: int | None = None
     loaders: int | None = None
-    convolutions: tuple[str, ...] = ()
-    """The layers whose weight gradients are computed as products of matrices."""
+    layers: dict[str, Ways] = field(default_factory=dict)
+    """The convolutions that are not computed as torch does, by their names."""
 
     def to_dict(self) -> dict[str, Any]:
         """As plain data."""
@@ -77,6 +103,19 @@ Measure = Callable[[Sequence[Tuning]], Sequence[float]]
 """How long a step takes with each of these; infinite where it does not work."""
 
 
+@dataclass(frozen=True, kw_only=True)
+class Equipped:
+    """A tuning with the fastest ways to compute convolutions in it."""
+
+    tuning: Tuning
+    findings: tuple[Finding, ...] = ()
+    layer_s: Mapping[str, float] = field(default_factory=dict)
+    """How long each convolution takes in a step of training; empty where whole steps tell better."""
+
+
+Equip = Callable[[Tuning], Equipped]
+
+
 @dataclass
 class _Search:
     """A search in progress."""
@@ -84,6 +123,46 @@ class _Search:
     measure: Measure
     best: Tuning
     findings: list[Finding] = field(default_factory=list)
+
+    def try_forms(self, equip: Equip, *, tries_channels_last: bool) -> None:
+        """Compute convolutions as is fastest for each, if steps are then not slower; and in which memory format.
+
+        If steps are tried out with few samples, they tell what works, and the convolutions which format is faster.
+        """
+        plain, last = self.best, replace(self.best, memory_format="channels-last")
+        equipped = equip(plain)
+        forms = [replace(equipped, tuning=plain, findings=())]
+        if equipped.tuning != plain:
+            forms.append(equipped)
+        if tries_channels_last:
+            forms.append(equip(last))
+        times = list(self.measure([form.tuning for form in forms])) if len(forms) > 1 else [0.0]
+        usual = min(range(len(forms) - tries_channels_last), key=lambda k: times[k])
+        self.best, self.findings = forms[usual].tuning, [*forms[usual].findings]
+        if tries_channels_last:
+            self._try_channels_last(forms[usual], times[usual], forms[-1], times[-1], last)
+
+    def _try_channels_last(
+        self, usual: Equipped, usual_s: float, other: Equipped, other_s: float, last: Tuning
+    ) -> None:
+        if other_s == math.inf and other.tuning != last:  # perhaps the format does work, with torch's convolutions
+            other = Equipped(tuning=last)
+            usual_s, other_s = self.measure([self.best, last])
+        both = [name for name in usual.layer_s if usual.layer_s[name] + other.layer_s.get(name, math.inf) < math.inf]
+        if both and other_s < math.inf:
+            usual_s, other_s = (sum(form.layer_s[name] for name in both) for form in (usual, other))
+        is_taken = fastest([usual_s, other_s]) > 0
+        about = Finding(
+            choice="memory-format",
+            usual="contiguous memory",
+            other="channels-last memory",
+            speed=usual_s / other_s,
+            is_taken=is_taken,
+        )
+        if is_taken:
+            self.best, self.findings = other.tuning, [about, *other.findings]
+        else:
+            self.findings.append(about)
 
     def try_out(
         self, choice: Choice, others: Sequence[tuple[str, Tuning]], usual: str, check: Callable[[], str]
@@ -118,17 +197,17 @@ def search(
     has_images: bool,
     threads: int,
     check_bf16: Callable[[Tuning], str],
+    equip: Equip | None = None,
 ) -> tuple[Tuning, tuple[Finding, ...]]:
     """The fastest way to compute that these choices allow: one choice after the other, each with what is best so far.
 
     `threads` are those of the plan, `check_bf16` says what speaks against bf16, if anything.
     """
     found = _Search(measure, start)
-    if "memory-format" in choices and has_images:
-        other = replace(found.best, memory_format="channels-last")
-        found.try_out("memory-format", [("channels-last memory", other)], "contiguous memory", _no_objection)
+    equip = equip if "convolutions" in choices and equip is not None else _nothing_more
+    found.try_forms(equip, tries_channels_last="memory-format" in choices and has_images)
     if "precision" in choices:
-        other = replace(found.best, precision="bf16")
+        other = replace(found.best, precision="bf16", layers={})
         found.try_out("precision", [("bf16", other)], "float32", lambda: check_bf16(other))
     if "threads" in choices and threads > 1:
         fewer = sorted({1, threads // 2} - {threads}, reverse=True)
@@ -143,26 +222,30 @@ def fastest(times: Sequence[float]) -> int:
     return best if times[best] * _LEAST_GAIN <= times[0] else 0
 
 
-def with_convolutions(tuning: Tuning, times: Mapping[str, tuple[float, float]]) -> tuple[Tuning, tuple[Finding, ...]]:
-    """Weight gradients by matrices for the layers in which that is faster.
-
-    `times` are those of each layer's gradient, as torch computes it and by matrices.
-    """
-    names = tuple(
-        name
-        for name, (by_torch, by_matrices) in times.items()
-        if fastest((by_torch, by_matrices)) == 1 and by_torch - by_matrices >= _LEAST_GAIN_S
-    )
-    if not names:
-        return tuning, ()
-    finding = Finding(
-        choice="convolutions",
-        usual="by torch's own way",
-        other=f"weight gradients of {_counted(len(names), 'convolution')} by matrices",
-        speed=sum(times[name][0] for name in names) / sum(times[name][1] for name in names),
-        is_taken=True,
-    )
-    return replace(tuning, convolutions=names), (finding,)
+def with_convolutions(tuning: Tuning, times: Mapping[str, PassTimes]) -> Equipped:
+    """The fastest way for each pass of each convolution, for the layers in which that saves enough."""
+    layers: dict[str, Ways] = {}
+    for name, of_layer in times.items():
+        ways = Ways(**{which: ways[fastest([of_layer[which, way] for way in ways])] for which, ways in PASSES})
+        saved_s = sum(of_layer[which, "torch"] - of_layer[which, ways.of(which)] for which, _ in PASSES)
+        if saved_s >= _LEAST_GAIN_S:
+            layers[name] = ways
+    findings = []
+    others: tuple[tuple[Way, str], ...] = (("compiled", "compiled code"), ("matrices", "matrices"))
+    for way, by in others:
+        taken = [(times[name], which) for name, ways in layers.items() for which, _ in PASSES if ways.of(which) == way]
+        if taken:
+            usual_s = sum(of_layer[which, "torch"] for of_layer, which in taken)
+            speed = usual_s / sum(of_layer[which, way] for of_layer, which in taken)
+            what = f"{_counted(len(taken), 'pass', 'passes')} of convolutions by {by}"
+            findings.append(
+                Finding(choice="convolutions", usual="by torch's own way", other=what, speed=speed, is_taken=True)
+            )
+    layer_s = {
+        name: sum(of_layer[which, layers.get(name, Ways()).of(which)] for which, _ in PASSES)
+        for name, of_layer in times.items()
+    }
+    return Equipped(tuning=replace(tuning, layers=layers), findings=tuple(findings), layer_s=layer_s)
 
 
 def with_loaders(tuning: Tuning, fetch_s: float, step_s: float, cores: int) -> tuple[Tuning, tuple[Finding, ...]]:
@@ -189,6 +272,10 @@ def in_words(findings: Sequence[Finding], seconds: float) -> str:
     return f"tuned ({how}): {'; '.join(finding.in_words() for finding in findings)}"
 
 
+def _nothing_more(tuning: Tuning) -> Equipped:
+    return Equipped(tuning=tuning)
+
+
 def _no_objection() -> str:
     return ""
 
@@ -197,5 +284,5 @@ def _threads(number: int) -> str:
     return _counted(number, "thread")
 
 
-def _counted(number: int, what: str) -> str:
-    return f"{number} {what}" if number == 1 else f"{number} {what}s"
+def _counted(number: int, what: str, many: str = "") -> str:
+    return f"{number} {what}" if number == 1 else f"{number} {many or what + 's'}"

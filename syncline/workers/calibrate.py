@@ -15,6 +15,7 @@ import math
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 from typing import Any, TypeAlias
 
 import msgspec
@@ -25,8 +26,20 @@ from syncline.comms.collective import Collective
 from syncline.data.augmented import untransformed
 from syncline.data.order import Share
 from syncline.data.source import DatasetSource, Source
+from syncline.kernels.build import library
 from syncline.plan.plan import Plan
-from syncline.plan.tuning import Finding, Tuning, in_words, losses_agree, search, with_convolutions, with_loaders
+from syncline.plan.tuning import (
+    PASSES,
+    Equipped,
+    Finding,
+    PassTimes,
+    Tuning,
+    in_words,
+    losses_agree,
+    search,
+    with_convolutions,
+    with_loaders,
+)
 from syncline.telemetry.events import Noted
 from syncline.workers.build import Loss
 from syncline.workers.compare_convolutions import compare_convolutions
@@ -52,6 +65,9 @@ _HOPELESS = 2.0
 _APART = 0.1
 """The losses of one step in different forms may be so far apart; more is a sign that the model computes otherwise."""
 _CHECK_STEPS = 8
+_FEW = 1.5
+"""If training has so many times the samples that steps are tried out with, they say too little about it."""
+_PASSES_IN_WAYS = [(which, way) for which, ways in PASSES for way in ways]
 
 
 def find_tuning(
@@ -211,10 +227,8 @@ def calibrate(trial: Trial, plan: Plan, start: Tuning, collective: Collective) -
                 has_images=_has_images(trial.model),
                 threads=plan.workers[collective.rank].threads,
                 check_bf16=measurer.objection_to_bf16,
+                equip=measurer.equip,
             )
-            if "convolutions" in plan.measured and tuning.precision == "float32":
-                tuning, more = with_convolutions(tuning, measurer.convolutions(tuning))
-                findings += more
             if not trial.has_slow_data or "loaders" not in plan.measured:
                 return tuning, findings
             fetch_s, step_s = measurer.fetch_s(), measurer.times([tuning])[0]
@@ -235,19 +249,30 @@ class _Measurer:
         self._trial, self._collective = trial, collective
 
     def choose_samples(self, tuning: Tuning) -> bool:
-        """Take as many samples as make a step short enough on every worker. False if there is no such thing."""
-        trial, wanted = self._trial, 0.0
+        """Take as many samples as make a step short enough on every worker. False if there is no such thing.
+
+        Two steps of different size tell what a sample takes, and what is the same for any number of them.
+        """
+        few = min(_LEAST_SAMPLES, self._trial.samples)
+        seconds = self._seconds_of(few, tuning)
+        if not 0 < seconds <= _LONGEST_STEP_S:
+            return False
+        more = min(2 * few, self._trial.samples)
+        per_sample = (self._seconds_of(more, tuning) - seconds) / max(more - few, 1)
+        wanted = few + (_STEP_S - seconds) / max(per_sample, seconds / few / 10)
+        self._trial.take(min(max(int(wanted), few), self._trial.samples))
+        return True
+
+    def _seconds_of(self, samples: int, tuning: Tuning) -> float:
+        """How long a step with so many samples takes the slowest worker; 0 if it does not work for one of them."""
         try:
-            trial.take(min(_LEAST_SAMPLES, trial.samples))
-            trial.step(tuning)
-            seconds = trial.step(tuning)[0]
-            wanted = _LEAST_SAMPLES * _STEP_S / max(seconds, 1e-6) if seconds <= _LONGEST_STEP_S else 0.0
+            self._trial.take(samples)
+            self._trial.step(tuning)
+            mine = self._trial.step(tuning)[0]
         except Exception:
-            wanted = 0.0
-        samples = min(told[0] for told in self._told([wanted]))
-        if samples > 0:
-            trial.take(min(max(int(samples), _LEAST_SAMPLES), trial.samples))
-        return samples > 0
+            mine = 0.0
+        told = [seconds for (seconds,) in self._told([mine])]
+        return max(told) if all(told) else 0.0
 
     def times(self, candidates: Sequence[Tuning]) -> list[float]:
         """Seconds for a step with each of them, by turns: one to warm up, and of the others the least counts."""
@@ -264,16 +289,26 @@ class _Measurer:
         """How long it took the slowest worker to read the samples of a step."""
         return max(told[0] for told in self._told([self._trial.fetch_s]))
 
-    def convolutions(self, tuning: Tuning) -> dict[str, tuple[float, float]]:
-        """Seconds for the weight gradient of each convolution, by torch and by matrices, on the slowest worker."""
-        mine: dict[str, tuple[float, float]] = {}
+    def equip(self, tuning: Tuning) -> Equipped:
+        """The tuning, with convolutions in the ways that are fastest in it."""
+        equipped = with_convolutions(tuning, self.convolutions(tuning))
+        return equipped if self._trial.scale > _FEW else replace(equipped, layer_s={})
+
+    def convolutions(self, tuning: Tuning) -> dict[str, PassTimes]:
+        """Seconds for the passes of each convolution in each way, on the slowest worker."""
+        if tuning.precision != "float32":
+            return {}
+        if self._collective.rank == 0:
+            library()  # compiled once, not by all at the same time
+        self._told([])
+        mine: dict[str, PassTimes] = {}
         with contextlib.suppress(Exception):  # no memory for it, say; then nobody goes over to anything
             mine = compare_convolutions(self._trial.model, lambda: self._trial.step(tuning), self._trial.scale)
-        told = self._told([seconds for pair in mine.values() for seconds in pair])
+        told = self._told([of_layer[key] for of_layer in mine.values() for key in _PASSES_IN_WAYS])
         if len({len(seconds) for seconds in told}) > 1:
             return {}
-        slowest = [max(seconds) for seconds in zip(*told, strict=True)]
-        return dict(zip(mine, zip(slowest[::2], slowest[1::2], strict=True), strict=True))
+        slowest = iter([max(seconds) for seconds in zip(*told, strict=True)])
+        return {name: {key: next(slowest) for key in _PASSES_IN_WAYS} for name in mine}
 
     def objection_to_bf16(self, tuning: Tuning) -> str:
         """What speaks against bf16, if anything."""

@@ -24,6 +24,7 @@ from syncline.plan.plan import Plan
 from syncline.task import Script, Task
 from syncline.telemetry.run_dir import RunDir
 from syncline.workers import own_loop
+from syncline.workers.allocator import keep_memory
 from syncline.workers.build import build_model, build_sources, parameter_shapes
 from syncline.workers.course import Course
 from syncline.workers.failure import describe_failure
@@ -44,6 +45,7 @@ def run_worker(ticket: Ticket) -> int:
     link = Link(ticket, os.getpid())
     runtime: Runtime | None = None
     try:
+        keep_memory()
         faulthandler.enable(all_threads=False)  # a crash in native code leaves in the log where Python was
         # Ctrl-C is the driver's to handle; a polite request to end means: save and stop at the next step.
         signal.signal(signal.SIGINT, signal.SIG_IGN)

@@ -17,7 +17,7 @@ from torch import nn
 from syncline.comms.collective import Collective
 from syncline.plan.plan import Plan
 from syncline.plan.tuning import Tuning
-from syncline.workers.convolutions import by_matrices
+from syncline.workers.convolutions import choose
 from syncline.workers.pooling import keep_format
 
 __all__ = ["computing_in", "lay_out", "planned", "settle"]
@@ -35,7 +35,7 @@ def planned(plan: Plan, found: Tuning | None = None) -> Tuning:
         precision=found.precision if "precision" in plan.measured else plan.precision,
         threads=found.threads if "threads" in plan.measured else None,
         loaders=found.loaders if "loaders" in plan.measured else None,
-        convolutions=found.convolutions if "convolutions" in plan.measured else (),
+        layers=found.layers if "convolutions" in plan.measured else {},
     )
 
 
@@ -47,7 +47,7 @@ def settle(collective: Collective, mine: Tuning | None, find: Callable[[], Tunin
 
 
 def lay_out(model: nn.Module, optimizer: torch.optim.Optimizer, tuning: Tuning) -> None:
-    """Bring the model into the tuning's memory format, its convolutions to their way, and take its number of threads.
+    """Bring the model into the tuning's memory format, its convolutions to their ways, and take its number of threads.
 
     What the optimiser keeps is laid out as its parameters are: fused optimisers go through memory as it lies.
     """
@@ -55,7 +55,7 @@ def lay_out(model: nn.Module, optimizer: torch.optim.Optimizer, tuning: Tuning) 
         torch.set_num_threads(tuning.threads)
     model.to(memory_format=_FORMATS[tuning.memory_format])  # type: ignore[call-overload]  # missing in torch's types
     keep_format(model)
-    by_matrices(model, tuning.convolutions)
+    choose(model, tuning.layers)
     for p, kept in optimizer.state.items():
         for name, value in kept.items():
             if isinstance(value, torch.Tensor) and value.shape == p.shape and value.stride() != p.stride():

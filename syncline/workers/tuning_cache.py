@@ -22,7 +22,7 @@ from torch import nn
 from syncline import __version__
 from syncline.plan.machine import Machine
 from syncline.plan.plan import Plan
-from syncline.plan.tuning import Finding, Tuning
+from syncline.plan.tuning import PASSES, Finding, Tuning
 
 __all__ = ["cache_file", "forget", "key_of", "look_up", "remember"]
 
@@ -35,13 +35,16 @@ def cache_file() -> Path:
 
 
 def key_of(model: nn.Module, plan: Plan, samples: int) -> str:
-    """What a finding depends on: the model, how many samples a worker has in a step, the machine, the versions."""
+    """What a finding depends on: the model, how many samples a worker has in a step, the machine, the versions.
+
+    And what there was to choose from, which changes more often than the version.
+    """
     machine = Machine.here()
     worker = plan.workers[0]
     facts = [
         __version__, torch.__version__, machine.processor, machine.cores, torch.backends.cpu.get_cpu_capability(),
         worker.device, worker.threads, plan.size, samples, plan.measured, plan.memory_format, plan.precision,
-        repr(model), [list(p.shape) for p in model.parameters()],
+        repr(model), [list(p.shape) for p in model.parameters()], PASSES,
     ]  # fmt: skip
     return hashlib.sha256(json.dumps(facts).encode()).hexdigest()[:32]
 

@@ -39,6 +39,13 @@ def test_a_cpu_build_of_torch_beside_a_gpu_is_named(tmp_path, monkeypatch):
     assert "the driver may be older" in found("torch", tmp_path).problem
 
 
+def test_a_missing_compiler_is_named_with_what_to_install(tmp_path, monkeypatch):
+    monkeypatch.setattr("syncline.kernels.build.why_not", lambda: "there is no C++ compiler (g++ or clang++)")
+    problem = found("compiled convolutions", tmp_path).problem
+    assert "there is no C++ compiler" in problem
+    assert "apt install g++" in problem
+
+
 def test_no_java_for_spark_is_named_with_what_to_install(tmp_path, monkeypatch):
     pytest.importorskip("pyspark")
     monkeypatch.setenv("PATH", str(tmp_path))

@@ -12,6 +12,7 @@ from syncline.bench.crews import (
     BY_HAND,
     BY_HAND_TUNED,
     PLAIN_DDP,
+    SAME_KERNELS,
     SAME_SETTINGS,
     TUNED_DDP,
     Block,
@@ -59,7 +60,8 @@ def test_all_ways_of_training_together_come_to_the_same_losses_but_without_excha
 def test_batch_norm_is_local_on_both_sides_when_the_settings_are_the_same() -> None:
     work = Work(model="resnet18", shape=(3, 8, 8), batch=4, samples=32, options={"width": 16})
     expected = losses(TUNED_DDP, 2, work)
-    assert losses(SAME_SETTINGS, 2, work) == pytest.approx(expected, rel=1e-3)
+    # With torch's own convolutions: steps with four samples for a batch norm make much of differences in the last bits.
+    assert losses(SAME_KERNELS, 2, work) == pytest.approx(expected, rel=1e-3)
     assert losses(OFF, 2, work)[1:] != pytest.approx(expected[1:], rel=1e-3)
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import math
 from dataclasses import replace
 
 import pytest
@@ -13,7 +14,7 @@ from syncline.comms.collective import Collective, Solo
 from syncline.config.run import RunConfig
 from syncline.plan.machine import Machine
 from syncline.plan.planner import TaskFacts, make_plan
-from syncline.plan.tuning import Finding, Tuning
+from syncline.plan.tuning import PASSES, Finding, PassTimes, Tuning, Ways
 from syncline.testing.threads import run_on_threads
 from syncline.workers import tuning_cache
 from syncline.workers.calibrate import Trial, calibrate
@@ -131,9 +132,15 @@ def test_a_form_in_which_the_model_computes_something_else_is_not_taken():
     assert finding.speed == 0
 
 
+def by_matrices_in(seconds: float) -> PassTimes:
+    """The times of a layer whose passes take torch 0.3 s each, and whose weight gradient takes so long by matrices."""
+    times = {(which, way): 0.3 if way == "torch" else math.inf for which, ways in PASSES for way in ways}
+    return {**times, ("weight", "matrices"): seconds}
+
+
 def test_all_workers_take_the_convolutions_that_are_faster_on_the_slowest(monkeypatch):
-    def times(model: nn.Module, step: object, scale: float) -> dict[str, tuple[float, float]]:
-        return {"0": (0.3, 0.1), "1": (0.3, 0.1 if model.is_fast else 0.4)}  # type: ignore[union-attr]
+    def times(model: nn.Module, step: object, scale: float) -> dict[str, PassTimes]:
+        return {"0": by_matrices_in(0.1), "1": by_matrices_in(0.1 if model.is_fast else 0.4)}  # type: ignore[union-attr]
 
     monkeypatch.setattr("syncline.workers.calibrate.compare_convolutions", times)
 
@@ -141,25 +148,30 @@ def test_all_workers_take_the_convolutions_that_are_faster_on_the_slowest(monkey
         model = nn.Sequential(nn.Conv2d(3, 8, 3), nn.Conv2d(8, 4, 3), nn.Flatten(), nn.Linear(64, 4))
         model.is_fast = collective.rank == 0  # type: ignore[assignment]
         plan = make_plan_of(2, convolutions=True, memory_format="contiguous")
-        return calibrate(trial_of(model), plan, Tuning(), collective)[0]
+        trial = trial_of(model)
+        step = trial.step
+        trial.step = lambda tuning: (0.1 if tuning.layers else 0.2, step(tuning)[1])  # type: ignore[method-assign]
+        return calibrate(trial, plan, Tuning(), collective)[0]
 
-    assert [tuning.convolutions for tuning in run_on_threads(2, work)] == [("0",), ("0",)]
+    assert [tuning.layers for tuning in run_on_threads(2, work)] == [{"0": Ways(weight="matrices")}] * 2
 
 
-def test_the_convolutions_of_a_tuning_are_computed_by_matrices_and_those_of_another_are_not():
+def test_the_convolutions_of_a_tuning_are_computed_in_its_ways_and_those_of_another_are_not():
     model = network()
     optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
-    lay_out(model, optimizer, planned(make_plan_of(1, convolutions=True), Tuning(convolutions=("0",))))
+    lay_out(
+        model, optimizer, planned(make_plan_of(1, convolutions=True), Tuning(layers={"0": Ways(weight="matrices")}))
+    )
     assert type(model[0]) is not nn.Conv2d
-    lay_out(model, optimizer, planned(make_plan_of(1), Tuning(convolutions=("0",))))
+    lay_out(model, optimizer, planned(make_plan_of(1), Tuning(layers={"0": Ways(weight="matrices")})))
     assert type(model[0]) is nn.Conv2d
 
 
 def test_no_worker_goes_over_to_what_one_of_them_could_not_measure(monkeypatch):
-    def times(model: nn.Module, step: object, scale: float) -> dict[str, tuple[float, float]]:
+    def times(model: nn.Module, step: object, scale: float) -> dict[str, PassTimes]:
         if not model.is_fast:  # type: ignore[union-attr]
             raise MemoryError
-        return {"0": (0.3, 0.1)}
+        return {"0": by_matrices_in(0.1)}
 
     monkeypatch.setattr("syncline.workers.calibrate.compare_convolutions", times)
 
@@ -193,9 +205,9 @@ def test_a_large_model_is_tried_out_with_part_of_the_samples():
     taken = []
     take, step = trial.take, trial.step
     trial.take = lambda count: (taken.append(count), take(count))[1]  # type: ignore[method-assign]
-    trial.step = lambda tuning: (0.125, step(tuning)[1])  # type: ignore[method-assign]
+    trial.step = lambda tuning: (0.05 + 0.03 * taken[-1], step(tuning)[1])  # type: ignore[method-assign]
     calibrate(trial, make_plan_of(1), Tuning(), Solo())
-    assert taken == [2, 4]
+    assert taken == [2, 4, 6], "two sizes tell what a sample takes, and the third is what is tried out with"
 
 
 def test_bf16_is_autocast_and_leaves_the_weights_as_they_are():

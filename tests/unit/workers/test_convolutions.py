@@ -12,15 +12,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import nn
 
+from syncline.kernels.build import library
+from syncline.plan.tuning import PASSES, Ways
+from syncline.workers import compare_convolutions as comparing
 from syncline.workers.compare_convolutions import compare_convolutions
-from syncline.workers.convolutions import (
-    by_matrices,
-    candidates,
-    gradient_by_matrices,
-    gradient_by_torch,
-    suits,
-)
+from syncline.workers.convolutions import candidates, choose, compute, fits, suits
 
+BY_MATRICES = Ways(weight="matrices")
 FORMATS = [torch.contiguous_format, torch.channels_last]
 
 
@@ -42,25 +40,39 @@ def layers_with_inputs(draw: st.DrawFn) -> tuple[nn.Conv2d, torch.Tensor]:
 
 
 @given(layers_with_inputs())
-def test_the_product_of_matrices_is_the_gradient_that_torch_computes(given):
+def test_each_pass_is_the_same_in_every_way(given):
     layer, x = given
     dy = torch.randn_like(layer(x))
-    torch.testing.assert_close(
-        gradient_by_matrices(layer, x, dy), gradient_by_torch(layer, x, dy), rtol=1e-4, atol=1e-4
-    )
+    with torch.no_grad():
+        for which, ways in PASSES:
+            usual = compute(layer, which, "torch", x, dy)
+            for way in ways:
+                if fits(layer, x, which, way):
+                    torch.testing.assert_close(compute(layer, which, way, x, dy), usual, rtol=1e-4, atol=1e-4)
 
 
-@given(layers_with_inputs(), st.booleans())
-def test_a_layer_by_matrices_has_the_outputs_and_gradients_of_torchs_own(given, needs_x):
+WAYS = [
+    Ways(weight="matrices"),
+    Ways(forward="compiled"),
+    Ways(input="compiled"),
+    Ways(weight="compiled"),
+    Ways(forward="compiled", input="compiled", weight="compiled"),
+]
+
+
+@given(layers_with_inputs(), st.sampled_from(WAYS), st.booleans(), st.booleans())
+def test_a_layer_in_other_ways_has_the_outputs_and_gradients_of_torchs_own(given, ways, needs_x, needs_weight):
     layer, x = given
+    layer.weight.requires_grad_(needs_weight)
     other = copy.deepcopy(layer)
-    by_matrices(other, [""])
+    choose(other, {"": ways})
     assert type(other) is not nn.Conv2d
     results = []
     for each in (layer, other):
         inputs = x.clone().requires_grad_(needs_x)
         output = each(inputs)
-        output.square().sum().backward()
+        if output.requires_grad:
+            output.square().sum().backward()
         results.append((output.detach(), inputs.grad, *(p.grad for p in each.parameters())))
     for a, b in zip(*results, strict=True):
         assert (a is None) == (b is None)
@@ -80,7 +92,7 @@ def network() -> nn.Sequential:
     )
 
 
-def test_only_plain_convolutions_can_be_computed_by_matrices():
+def test_only_plain_convolutions_have_a_choice():
     assert [name for name, _ in candidates(network())] == ["0", "5"]
 
 
@@ -89,28 +101,29 @@ def test_layers_change_and_change_back_and_keep_what_they_have():
     parameters, keys = list(model.parameters()), list(model.state_dict())
     seen = []
     model[0].register_forward_hook(lambda *_: seen.append(1))
-    by_matrices(model, ["0"])
+    choose(model, {"0": BY_MATRICES})
     model(torch.randn(2, 3, 9, 9))
     assert [type(layer) is nn.Conv2d for layer in (model[0], model[5])] == [False, True]
     assert isinstance(model[0], nn.Conv2d)
     assert seen == [1]
     assert all(a is b for a, b in zip(model.parameters(), parameters, strict=True))
     assert list(model.state_dict()) == keys
-    by_matrices(model, ["5"])
+    choose(model, {"5": BY_MATRICES})
     assert [type(layer) is nn.Conv2d for layer in (model[0], model[5])] == [True, False]
-    by_matrices(model, [])
+    choose(model, {})
     assert type(model[5]) is nn.Conv2d
 
 
 @pytest.mark.parametrize("copied", [copy.deepcopy, lambda layer: pickle.loads(pickle.dumps(layer))])
 def test_a_copy_is_torchs_own_layer(copied):
     layer = nn.Conv2d(3, 4, 3)
-    by_matrices(layer, [""])
+    choose(layer, {"": BY_MATRICES})
     other = copied(layer)
     assert type(other) is nn.Conv2d
     assert torch.equal(other.weight, layer.weight)
     x = torch.randn(1, 3, 5, 5)
     assert torch.equal(other(x), layer(x))
+    assert vars(other).keys() == vars(nn.Conv2d(3, 4, 3)).keys()
 
 
 def test_where_it_makes_no_sense_a_layer_computes_as_torch_does():
@@ -119,10 +132,13 @@ def test_where_it_makes_no_sense_a_layer_computes_as_torch_does():
     assert suits(layer, x)
     assert not suits(layer, x.double())
     assert not suits(layer, x[0])
-    assert not suits(layer, torch.empty(1, 3, 2000, 2000))
+    assert fits(layer, x, "weight", "matrices")
+    assert not fits(layer, torch.empty(1, 3, 2000, 2000), "weight", "matrices")
+    assert not fits(layer, x, "weight", "matrices", samples=100_000)
+    assert not fits(layer, x, "weight", "compiled"), "it is contiguous"
     with torch.no_grad():
         assert not suits(layer, x)
-    by_matrices(layer, [""])
+    choose(layer, {"": BY_MATRICES})
     with torch.autocast("cpu", torch.bfloat16):
         assert not suits(layer, x)
         output = layer(x)
@@ -132,26 +148,80 @@ def test_where_it_makes_no_sense_a_layer_computes_as_torch_does():
     assert layer(x[0]).shape == (4, 8, 8)
 
 
+def test_without_kernels_a_layer_computes_as_torch_does(monkeypatch):
+    layer = nn.Conv2d(3, 4, 3).to(memory_format=torch.channels_last)
+    x = torch.randn(2, 3, 8, 8).contiguous(memory_format=torch.channels_last)
+    expected = layer(x)
+    choose(layer, {"": Ways(forward="compiled", input="compiled", weight="compiled")})
+    monkeypatch.setattr("syncline.kernels.convolve.library", lambda: None)
+    output = layer(x)
+    output.sum().backward()
+    assert torch.equal(output, expected)
+    assert layer.weight.grad is not None
+
+
+@pytest.mark.parametrize("images", [torch.randn(2, 5, 8, 8), torch.randn(2, 3, 2, 2)])
+def test_images_that_do_not_fit_the_layer_are_complained_about_by_torch(images):
+    layer = nn.Conv2d(3, 4, 3).to(memory_format=torch.channels_last)
+    choose(layer, {"": Ways(forward="compiled")})
+    with pytest.raises(RuntimeError, match=r"expected input|Kernel size"):
+        layer(images.contiguous(memory_format=torch.channels_last))
+
+
 def test_each_kind_of_layer_is_timed_once_with_the_samples_of_training(monkeypatch):
     model = nn.Sequential(nn.Conv2d(3, 3, 3, padding=1), nn.Conv2d(3, 3, 3, padding=1), nn.Conv2d(3, 2, 1))
     timed = []
 
-    def watched(layer, x, dy):
+    def watched(layer, which, way, x, dy):
         timed.append((layer, tuple(x.shape)))
-        return gradient_by_matrices(layer, x, dy)
+        return compute(layer, which, way, x, dy)
 
-    monkeypatch.setattr("syncline.workers.compare_convolutions.gradient_by_matrices", watched)
-    told = compare_convolutions(model, lambda: model(torch.randn(2, 3, 6, 6)), scale=4)
+    monkeypatch.setattr(comparing, "compute", watched)
+    images = torch.randn(2, 3, 6, 6, requires_grad=True)
+    told = compare_convolutions(model, lambda: model(images), scale=4)
     assert list(told) == ["0", "1", "2"]
-    assert all(0 < seconds < 10 for pair in told.values() for seconds in pair)
+    assert all(0 < of_layer[which, "torch"] < 10 for of_layer in told.values() for which, _ in PASSES)
+    assert all(0 < of_layer["weight", "matrices"] < 10 for of_layer in told.values())
     assert told["0"] == told["1"]
     assert set(timed) == {(model[0], (8, 3, 6, 6)), (model[2], (8, 3, 6, 6))}
     assert not model[0]._forward_pre_hooks
 
 
-def test_a_layer_that_would_need_too_much_memory_is_not_timed():
-    model = nn.Conv2d(3, 3, 3)
-    ((by_torch, by_matrices_s),) = compare_convolutions(
-        model, lambda: model(torch.randn(1, 3, 64, 64)), scale=1000
-    ).values()
-    assert by_torch == by_matrices_s == math.inf
+def test_compiled_code_is_timed_where_images_lie_channels_last():
+    layer = nn.Conv2d(3, 4, 3).to(memory_format=torch.channels_last)
+    x = torch.randn(2, 3, 6, 6)
+    for images, is_there in ((x.contiguous(memory_format=torch.channels_last), library() is not None), (x, False)):
+        (times,) = compare_convolutions(layer, lambda images=images: layer(images), scale=1).values()
+        assert (times["forward", "compiled"] < math.inf) == is_there
+        assert times["input", "torch"] == times["input", "compiled"] == 0, "nobody needs the gradient of the images"
+
+
+def test_a_way_that_gives_another_result_is_none(monkeypatch):
+    layer = nn.Conv2d(3, 4, 3)
+
+    def wrong(layer, which, way, x, dy):
+        return compute(layer, which, way, x, dy) + (way == "matrices")
+
+    monkeypatch.setattr(comparing, "compute", wrong)
+    (times,) = compare_convolutions(layer, lambda: layer(torch.randn(2, 3, 6, 6)), scale=1).values()
+    assert times["weight", "matrices"] == math.inf > times["weight", "torch"]
+
+
+def test_patches_that_would_need_too_much_memory_are_not_written_down():
+    layer = nn.Conv2d(3, 3, 3)
+    (times,) = compare_convolutions(layer, lambda: layer(torch.randn(1, 3, 64, 64)), scale=1000).values()
+    assert times["weight", "matrices"] == math.inf > times["weight", "torch"]
+
+
+def test_a_layer_with_many_samples_is_timed_with_a_part_of_them(monkeypatch):
+    monkeypatch.setattr(comparing, "_MOST_BYTES", 10 * 4 * (3 * 36 + 4 * 16))
+    sizes = set()
+
+    def watched(layer, which, way, x, dy):
+        sizes.add(x.shape[0])
+        return compute(layer, which, way, x, dy)
+
+    monkeypatch.setattr(comparing, "compute", watched)
+    layer = nn.Conv2d(3, 4, 3)
+    compare_convolutions(layer, lambda: layer(torch.randn(2, 3, 6, 6)), scale=100)
+    assert sizes == {10}

@@ -1,0 +1,110 @@
+"""Compiling the kernels on first use, and finding them again.
+
+Here: `library`, which is None where they cannot be had, and `why_not`, which says why. Nothing of it is needed for
+installing or for training: without a compiler, everything is torch's own. Not here: what the kernels compute
+(`convolve.py`).
+
+They are compiled for the very processor that they run on, in about a second, and kept in the user's cache under a name
+that depends on the source, on how it was compiled and on the processor.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import functools
+import hashlib
+import os
+import platform
+import re
+import shutil
+import subprocess
+import tempfile
+from pathlib import Path
+
+__all__ = ["library", "why_not"]
+
+_SOURCE = Path(__file__).with_name("convolve.cpp")
+_OPTIONS = ("-O3", "-march=native", "-shared", "-fPIC", "-std=gnu++17", "-fno-exceptions", "-fno-rtti")
+_COMPILERS = ("c++", "g++", "clang++")
+_LIMIT_S = 60.0
+"""How long compiling may take: it takes one second, but machines can be busy."""
+
+
+class _CannotBeHad(Exception):
+    """Says why there are no kernels here."""
+
+
+def library() -> ctypes.CDLL | None:
+    """The kernels: loaded, after they were compiled if need be."""
+    return _loaded()[0]
+
+
+def why_not() -> str:
+    """Why there are none; empty if there are."""
+    return _loaded()[1]
+
+
+@functools.cache
+def _loaded() -> tuple[ctypes.CDLL | None, str]:
+    try:
+        compiler = _find_compiler()
+        built = _cache_folder() / f"{_key(compiler)}.so"
+        if built.exists():
+            with contextlib.suppress(OSError):  # spoiled: compiled anew
+                return ctypes.CDLL(str(built)), ""
+        with tempfile.TemporaryDirectory(prefix="syncline-kernels-") as folder:
+            fresh = Path(folder) / built.name
+            _compile(compiler, fresh)
+            loaded = ctypes.CDLL(str(fresh))  # it stays when the file is gone
+            _keep(fresh, built)
+            return loaded, ""
+    except (_CannotBeHad, OSError) as problem:
+        return None, str(problem)
+
+
+def _find_compiler() -> str:
+    for name in (os.environ.get("CXX", ""), *_COMPILERS):
+        if name and (path := shutil.which(name)):
+            return path
+    raise _CannotBeHad("there is no C++ compiler (g++ or clang++)")
+
+
+def _compile(compiler: str, to: Path) -> None:
+    try:
+        done = subprocess.run(
+            [compiler, *_OPTIONS, "-o", str(to), str(_SOURCE)],
+            stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=_LIMIT_S, check=False,
+        )  # fmt: skip
+    except subprocess.TimeoutExpired:
+        raise _CannotBeHad(f"{compiler} had not compiled them after {_LIMIT_S:g} s") from None
+    if done.returncode != 0:
+        first = next((line for line in done.stderr.splitlines() if "error" in line), f"code {done.returncode}")
+        raise _CannotBeHad(f"{compiler} does not compile them: {first.strip()}")
+
+
+def _keep(fresh: Path, kept: Path) -> None:
+    """For the next process; whoever else compiles them at the same time ends up with the same."""
+    with contextlib.suppress(OSError):  # a home that cannot be written to: compiled again next time
+        kept.parent.mkdir(parents=True, exist_ok=True)
+        with tempfile.NamedTemporaryFile(dir=kept.parent, prefix=".new-", delete=False) as new:
+            new.write(fresh.read_bytes())
+        os.replace(new.name, kept)
+
+
+def _cache_folder() -> Path:
+    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "syncline" / "kernels"
+
+
+def _key(compiler: str) -> str:
+    facts = [_SOURCE.read_text(), *_OPTIONS, compiler, platform.machine(), _processor()]
+    return hashlib.sha256("\0".join(facts).encode()).hexdigest()[:32]
+
+
+def _processor() -> str:
+    """What kind it is: code for one kind may not run on another, which may well share the home."""
+    try:
+        about = Path("/proc/cpuinfo").read_text()
+    except OSError:
+        return platform.processor()
+    return "\n".join(sorted(set(re.findall(r"^(?:model name|flags|Features)\s*:.*$", about, re.MULTILINE))))

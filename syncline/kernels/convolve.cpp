@@ -1,0 +1,326 @@
+// Convolutions of channels-last images in float32, by one thread: forward, and the gradients of input, weight and bias.
+//
+// Each is a product of matrices of which one, the patches of the input, is never written down. In a channels-last
+// image the part of a patch that lies in one row of the image is one run of floats in memory (kernel width x channels).
+// So a patch is `kernel height` runs, and a product with patches is a sum of products with runs:
+//
+//     forward        output[pixel][o]   = sum over rows r and places k of   run[pixel, r][k] * weight[r][k][o]
+//     input gradient run[pixel, r][k]  += sum over o of                     grad[pixel][o]   * weight[r][o][k]
+//     weight gradient weight[r][o][k]  += sum over pixels of                grad[pixel][o]   * run[pixel, r][k]
+//
+// Below, the innermost loops multiply ROWS x (VECS * 8) numbers that stay in registers; what they read again and again
+// is cut into panels that fit into the first-level cache. Nothing here depends on a particular processor: the vectors
+// are the compiler's own.
+
+#include <stdlib.h>
+#include <string.h>
+
+namespace {
+
+typedef float Vec __attribute__((vector_size(32)));
+typedef float LooseVec __attribute__((vector_size(32), aligned(4), may_alias));
+
+constexpr int WIDTH = 8;    // floats in a vector
+constexpr int WIDEST = 3;   // vectors in a panel: 4 rows of 3 vectors, 3 operands and a factor fill 16 registers
+constexpr int DEPTH = 256;  // of a panel: 24 KB
+constexpr int PIXELS = 240; // at once; a multiple of 4, 6 and 8
+
+#if defined(__x86_64__)
+#define KEEP_IN_REGISTER(v) asm("" : "+x"(v))  // or gcc reads it from memory for each of its uses
+#else
+#define KEEP_IN_REGISTER(v)
+#endif
+#define ALONE __attribute__((noinline))  // inlined, the loops around these take the registers that they need
+
+inline Vec load(const float *at) { return *reinterpret_cast<const LooseVec *>(at); }
+inline void store(float *at, Vec v) { *reinterpret_cast<LooseVec *>(at) = v; }
+inline int least(int a, int b) { return a < b ? a : b; }
+inline int most(int a, int b) { return a > b ? a : b; }
+inline int whole(int floats) { return (floats + WIDTH - 1) / WIDTH * WIDTH; }
+
+struct Floats {
+    float *at;
+    explicit Floats(size_t count) {
+        const size_t bytes = (count + WIDTH) * sizeof(float);  // a last vector may reach over the end
+        at = static_cast<float *>(aligned_alloc(64, (bytes + 63) / 64 * 64));
+        if (!at) abort();
+        memset(at, 0, bytes);
+    }
+    ~Floats() { free(at); }
+    Floats(const Floats &) = delete;
+    Floats &operator=(const Floats &) = delete;
+};
+
+}  // namespace
+
+// What Python passes: sizes of images, kernels, steps and paddings.
+struct Shape {
+    int samples, height, width, channels, outputs;
+    int kernel_height, kernel_width, row_step, column_step, row_padding, column_padding;
+    int output_height, output_width;
+};
+
+namespace {
+
+// Sizes in floats that all three passes need, and how samples are taken together.
+struct Geometry {
+    const Shape &s;
+    int run, pixels_per_sample, group;
+    long row, padded_sample, plain_row, plain_sample;
+    bool pads;
+
+    explicit Geometry(const Shape &shape) : s(shape) {
+        run = s.kernel_width * s.channels;
+        pixels_per_sample = s.output_height * s.output_width;
+        group = most(1, least(s.samples, PIXELS / pixels_per_sample));
+        row = (long)(s.width + 2 * s.column_padding) * s.channels;
+        padded_sample = (long)(s.height + 2 * s.row_padding) * row;
+        plain_row = (long)s.width * s.channels;
+        plain_sample = (long)s.height * plain_row;
+        pads = s.row_padding || s.column_padding;
+    }
+    long inside(int line) const { return (line + s.row_padding) * row + (long)s.column_padding * s.channels; }
+    // Where the first run of this pixel of a group begins.
+    long begin(int pixel) const {
+        const int sample = pixel / pixels_per_sample, rest = pixel % pixels_per_sample;
+        return sample * padded_sample + (long)(rest / s.output_width) * s.row_step * row
+            + (long)(rest % s.output_width) * s.column_step * s.channels;
+    }
+    void pad(const float *samples, int count, float *to) const {
+        for (int n = 0; n < count; n++)
+            for (int line = 0; line < s.height; line++)
+                memcpy(to + n * padded_sample + inside(line), samples + n * plain_sample + line * plain_row, plain_row * 4);
+    }
+    void unpad(const float *from, int count, float *samples) const {
+        for (int n = 0; n < count; n++)
+            for (int line = 0; line < s.height; line++)
+                memcpy(samples + n * plain_sample + line * plain_row, from + n * padded_sample + inside(line), plain_row * 4);
+    }
+};
+
+// The next panel of a matrix with so many vectors left: 3 of them, but rather 2 and 2 than 3 and 1.
+inline int panel_of(int vecs) { return vecs == 4 ? 2 : least(vecs, WIDEST); }
+
+#define FOR_PANELS(begin, vecs, floats) \
+    for (int begin = 0, vecs = panel_of(whole(floats) / WIDTH); begin < (floats); \
+         begin += vecs * WIDTH, vecs = panel_of((whole(floats) - begin) / WIDTH))
+
+// sums[i] (+)= product of row i, which has `parts` of `length` floats, with a panel.
+template <int ROWS, int VECS>
+ALONE void multiply(const float *const *rows, long offset, int parts, long apart, int length, const float *panel,
+                    float *const *sums, long sums_offset, bool adds_first, bool adds_last) {
+    Vec sum[ROWS][VECS];
+    for (int i = 0; i < ROWS; i++)
+        for (int v = 0; v < VECS; v++) sum[i][v] = adds_first ? load(sums[i] + sums_offset + v * WIDTH) : Vec{};
+    for (int part = 0; part < parts; part++) {
+        const float *row[ROWS];
+        for (int i = 0; i < ROWS; i++) row[i] = rows[i] + offset + part * apart;
+        for (int k = 0; k < length; k++, panel += VECS * WIDTH) {
+            Vec operand[VECS];
+            for (int v = 0; v < VECS; v++) {
+                operand[v] = load(panel + v * WIDTH);
+                KEEP_IN_REGISTER(operand[v]);
+            }
+            for (int i = 0; i < ROWS; i++)
+                for (int v = 0; v < VECS; v++) sum[i][v] += row[i][k] * operand[v];
+        }
+    }
+    // Rows of an input gradient lie on top of each other: what is there is read when the row before is written.
+    for (int i = 0; i < ROWS; i++)
+        for (int v = 0; v < VECS; v++) {
+            float *to = sums[i] + sums_offset + v * WIDTH;
+            store(to, adds_last ? load(to) + sum[i][v] : sum[i][v]);
+        }
+}
+
+template <int VECS>
+void multiply_all(const float *const *rows, int count, long offset, int parts, long apart, int length,
+                  const float *panel, float *const *sums, long sums_offset, bool adds_first, bool adds_last) {
+    constexpr int MANY = VECS == 1 ? 8 : VECS == 2 ? 6 : 4;
+    int i = 0;
+#define MULTIPLY(ROWS) \
+    for (; i + ROWS <= count; i += ROWS) \
+        multiply<ROWS, VECS>(rows + i, offset, parts, apart, length, panel, sums + i, sums_offset, adds_first, adds_last);
+    MULTIPLY(MANY)
+    MULTIPLY(2)
+    MULTIPLY(1)
+#undef MULTIPLY
+}
+
+void multiply_panel(int vecs, const float *const *rows, int count, long offset, int parts, long apart, int length,
+                    const float *panel, float *const *sums, long sums_offset, bool adds_first, bool adds_last) {
+    const auto multiply_these = vecs == 3 ? multiply_all<3> : vecs == 2 ? multiply_all<2> : multiply_all<1>;
+    multiply_these(rows, count, offset, parts, apart, length, panel, sums, sums_offset, adds_first, adds_last);
+}
+
+constexpr int COLUMNS = 4;  // outputs whose weight gradients are summed up at once
+
+// sums[o][0 : 8 VECS] += sum over pixels of columns[pixel][o] * runs[pixel][0 : 8 VECS], for OUTPUTS outputs.
+template <int OUTPUTS, int VECS>
+ALONE void add_outer(const float *columns, int pixels, const float *runs, float *sums) {
+    Vec sum[OUTPUTS][VECS];
+    for (int o = 0; o < OUTPUTS; o++)
+        for (int v = 0; v < VECS; v++) sum[o][v] = load(sums + (o * VECS + v) * WIDTH);
+    for (int p = 0; p < pixels; p++, columns += OUTPUTS, runs += VECS * WIDTH) {
+        Vec operand[VECS];
+        for (int v = 0; v < VECS; v++) {
+            operand[v] = load(runs + v * WIDTH);
+            KEEP_IN_REGISTER(operand[v]);
+        }
+        for (int o = 0; o < OUTPUTS; o++)
+            for (int v = 0; v < VECS; v++) sum[o][v] += columns[o] * operand[v];
+    }
+    for (int o = 0; o < OUTPUTS; o++)
+        for (int v = 0; v < VECS; v++) store(sums + (o * VECS + v) * WIDTH, sum[o][v]);
+}
+
+template <int VECS>
+void add_outer_all(const float *columns, int outputs, const float *const *rows, long offset, int pixels, float *runs,
+                   float *sums) {
+    for (int p = 0; p < pixels; p++)
+        for (int v = 0; v < VECS; v++)
+            store(runs + (p * VECS + v) * WIDTH, load(rows[p] + offset + v * WIDTH));
+    int o = 0;
+    for (; o + COLUMNS <= outputs; o += COLUMNS)
+        add_outer<COLUMNS, VECS>(columns + (size_t)o * pixels, pixels, runs, sums + o * VECS * WIDTH);
+    for (; o < outputs; o++) add_outer<1, VECS>(columns + (size_t)o * pixels, pixels, runs, sums + o * VECS * WIDTH);
+}
+
+// The gradients of some pixels, four outputs next to each other and pixel after pixel, and their sum.
+void take_columns(const float *grads, int outputs, int pixels, float *columns, float *sum) {
+    const int fours = outputs / COLUMNS * COLUMNS;
+    for (int p = 0; p < pixels; p++) {
+        const float *grad = grads + (size_t)p * outputs;
+        for (int o = 0; o < fours; o += COLUMNS) memcpy(columns + (size_t)o * pixels + p * COLUMNS, grad + o, COLUMNS * 4);
+        for (int o = fours; o < outputs; o++) columns[(size_t)o * pixels + p] = grad[o];
+        int o = 0;
+        for (; o + WIDTH <= outputs; o += WIDTH) store(sum + o, load(sum + o) + load(grad + o));
+        for (; o < outputs; o++) sum[o] += grad[o];
+    }
+}
+
+}  // namespace
+
+extern "C" {
+
+// Weights are laid out (output, row, column, channel); bias may be null.
+void convolve_forward(const Shape *shape, const float *x, const float *weight, const float *bias, float *y) {
+    const Shape &s = *shape;
+    const Geometry g(s);
+    const int depth = s.kernel_height * g.run, outputs = whole(s.outputs);
+    Floats panels((size_t)depth * outputs), image(g.pads ? g.group * g.padded_sample : 1), sums((size_t)PIXELS * outputs);
+    FOR_PANELS(begin, vecs, s.outputs) {
+        float *panel = panels.at + (size_t)depth * begin;
+        for (int o = begin; o < least(begin + vecs * WIDTH, s.outputs); o++)
+            for (int k = 0; k < depth; k++) panel[(size_t)k * vecs * WIDTH + o - begin] = weight[(size_t)o * depth + k];
+    }
+    const float *rows[PIXELS];
+    float *to[PIXELS];
+    for (int p = 0; p < PIXELS; p++) to[p] = sums.at + (size_t)p * outputs;
+    const int at_once = most(1, DEPTH / g.run);  // rows of a kernel that make up the depth of a panel
+    for (int first = 0; first < s.samples; first += g.group) {
+        const int count = least(g.group, s.samples - first), pixels = count * g.pixels_per_sample;
+        const float *from = x + first * g.plain_sample;
+        if (g.pads) {
+            g.pad(from, count, image.at);
+            from = image.at;
+        }
+        for (int begin_pixel = 0; begin_pixel < pixels; begin_pixel += PIXELS) {
+            const int some = least(PIXELS, pixels - begin_pixel);
+            for (int p = 0; p < some; p++) rows[p] = from + g.begin(begin_pixel + p);
+            for (int r = 0; r < s.kernel_height; r += at_once)
+                for (int k = 0; k < g.run; k += DEPTH) {
+                    const int parts = least(at_once, s.kernel_height - r), length = least(DEPTH, g.run - k);
+                    FOR_PANELS(begin, vecs, s.outputs) {
+                        const float *panel = panels.at + (size_t)depth * begin + (size_t)(r * g.run + k) * vecs * WIDTH;
+                        multiply_panel(vecs, rows, some, r * g.row + k, parts, g.row, length, panel, to, begin, r || k, false);
+                    }
+                }
+            float *out = y + ((size_t)first * g.pixels_per_sample + begin_pixel) * s.outputs;
+            for (int p = 0; p < some; p++, out += s.outputs) {
+                int o = 0;
+                for (; o + WIDTH <= s.outputs; o += WIDTH) store(out + o, bias ? load(to[p] + o) + load(bias + o) : load(to[p] + o));
+                for (; o < s.outputs; o++) out[o] = bias ? to[p][o] + bias[o] : to[p][o];
+            }
+        }
+    }
+}
+
+void convolve_input_gradient(const Shape *shape, const float *dy, const float *weight, float *dx) {
+    const Shape &s = *shape;
+    const Geometry g(s);
+    const int run = whole(g.run);
+    Floats panels((size_t)s.kernel_height * s.outputs * run), image(g.group * g.padded_sample);
+    for (int r = 0; r < s.kernel_height; r++)
+        FOR_PANELS(begin, vecs, g.run) {
+            float *panel = panels.at + (size_t)r * s.outputs * run + (size_t)s.outputs * begin;
+            for (int o = 0; o < s.outputs; o++)
+                memcpy(panel + (size_t)o * vecs * WIDTH, weight + ((size_t)o * s.kernel_height + r) * g.run + begin,
+                       least(vecs * WIDTH, g.run - begin) * 4);
+        }
+    const float *rows[PIXELS];
+    float *to[PIXELS];
+    for (int first = 0; first < s.samples; first += g.group) {
+        const int count = least(g.group, s.samples - first), lines = count * s.output_height;
+        memset(image.at, 0, (g.group * g.padded_sample + WIDTH) * 4);
+        // Neighbours in a line write to the same places, and would wait for each other: columns are gone through instead.
+        const int at_once = most(1, PIXELS / s.output_width), wide = least(s.output_width, PIXELS);
+        for (int line = 0; line < lines; line += at_once)
+            for (int left = 0; left < s.output_width; left += wide) {
+                int some = 0;
+                for (int column = left; column < least(left + wide, s.output_width); column++)
+                    for (int l = line; l < least(line + at_once, lines); l++, some++) {
+                        const int pixel = l * s.output_width + column;
+                        rows[some] = dy + ((size_t)first * g.pixels_per_sample + pixel) * s.outputs;
+                        to[some] = image.at + g.begin(pixel);
+                    }
+                for (int r = 0; r < s.kernel_height; r++)
+                    for (int o = 0; o < s.outputs; o += DEPTH)
+                        FOR_PANELS(begin, vecs, g.run) {
+                            const float *panel = panels.at + (size_t)r * s.outputs * run + (size_t)s.outputs * begin
+                                + (size_t)o * vecs * WIDTH;
+                            multiply_panel(vecs, rows, some, o, 1, 0, least(DEPTH, s.outputs - o), panel, to,
+                                           r * g.row + begin, false, true);
+                        }
+            }
+        g.unpad(image.at, count, dx + first * g.plain_sample);
+    }
+}
+
+void convolve_weight_gradient(const Shape *shape, const float *x, const float *dy, float *dweight, float *dbias) {
+    const Shape &s = *shape;
+    const Geometry g(s);
+    const int run = whole(g.run);
+    Floats sums((size_t)s.kernel_height * s.outputs * run), columns((size_t)PIXELS * s.outputs), runs(PIXELS * WIDEST * WIDTH);
+    Floats image(g.group * g.padded_sample);
+    memset(dbias, 0, s.outputs * sizeof(float));
+    const float *rows[PIXELS];
+    for (int first = 0; first < s.samples; first += g.group) {
+        const int count = least(g.group, s.samples - first), pixels = count * g.pixels_per_sample;
+        const float *from = x + first * g.plain_sample;
+        if (g.pads || first + count == s.samples) {  // the last run's last vector may reach over the end of x
+            g.pad(from, count, image.at);
+            from = image.at;
+        }
+        for (int begin_pixel = 0; begin_pixel < pixels; begin_pixel += PIXELS) {
+            const int some = least(PIXELS, pixels - begin_pixel);
+            for (int p = 0; p < some; p++) rows[p] = from + g.begin(begin_pixel + p);
+            take_columns(dy + ((size_t)first * g.pixels_per_sample + begin_pixel) * s.outputs, s.outputs, some, columns.at, dbias);
+            for (int r = 0; r < s.kernel_height; r++)
+                FOR_PANELS(begin, vecs, g.run) {
+                    const auto add_these = vecs == 3 ? add_outer_all<3> : vecs == 2 ? add_outer_all<2> : add_outer_all<1>;
+                    float *sum = sums.at + (size_t)r * s.outputs * run + (size_t)s.outputs * begin;
+                    add_these(columns.at, s.outputs, rows, r * g.row + begin, some, runs.at, sum);
+                }
+        }
+    }
+    for (int r = 0; r < s.kernel_height; r++)
+        FOR_PANELS(begin, vecs, g.run) {
+            const float *sum = sums.at + (size_t)r * s.outputs * run + (size_t)s.outputs * begin;
+            for (int o = 0; o < s.outputs; o++)
+                memcpy(dweight + ((size_t)o * s.kernel_height + r) * g.run + begin, sum + (size_t)o * vecs * WIDTH,
+                       least(vecs * WIDTH, g.run - begin) * 4);
+        }
+}
+
+}  // extern "C"

@@ -1,0 +1,112 @@
+"""Convolutions of channels-last images by compiled code, for one thread of a CPU.
+
+Here: the three passes as functions of tensors, and `suits`, which says for what there is such code. The code itself,
+and why it is fast, is in `convolve.cpp`. Not here: which layers use it (`workers/convolutions.py`), and compiling
+(`build.py`).
+
+torch leaves convolutions to oneDNN. On processors with AVX2 alone that reaches the limit of the processor in the
+forward pass of wide layers, but two thirds of it in weight gradients, and less where channels are no multiple of 8.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import functools
+from typing import Any
+
+import torch
+from torch import nn
+
+from syncline.kernels.build import library
+
+__all__ = ["forward", "input_gradient", "suits", "weight_gradient"]
+
+_POINTERS = {"convolve_forward": 5, "convolve_input_gradient": 4, "convolve_weight_gradient": 5}
+"""How many arguments each has, all of them pointers."""
+
+
+def suits(layer: nn.Conv2d, x: torch.Tensor) -> bool:
+    """Whether there is code for this layer, which is a plain one (one group, zeros for padding), and this input."""
+    return (
+        x.dtype == layer.weight.dtype == torch.float32
+        and x.device.type == "cpu"
+        and x.shape[1] == layer.in_channels
+        and x.numel() > 0
+        and min(_shape_of(layer, x.shape).output_height, _shape_of(layer, x.shape).output_width) > 0
+        and x.is_contiguous(memory_format=torch.channels_last)
+        and layer.dilation == (1, 1)
+        and library() is not None
+    )
+
+
+def forward(layer: nn.Conv2d, x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
+    """What the layer gives out."""
+    shape = _shape_of(layer, x.shape)
+    y = _channels_last(x.shape[0], layer.out_channels, shape.output_height, shape.output_width)
+    _call("convolve_forward", shape, x, _laid_out(weight), bias, y)
+    return y
+
+
+def input_gradient(layer: nn.Conv2d, x: torch.Tensor, dy: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
+    """The gradient of what went in; `dy` is that of what came out."""
+    dx = _channels_last(*x.shape)
+    _call("convolve_input_gradient", _shape_of(layer, x.shape), _laid_out(dy), _laid_out(weight), dx)
+    return dx
+
+
+def weight_gradient(layer: nn.Conv2d, x: torch.Tensor, dy: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """The gradients of weight and bias."""
+    dweight, dbias = _channels_last(*layer.weight.shape), torch.empty(layer.out_channels)
+    _call("convolve_weight_gradient", _shape_of(layer, x.shape), x, _laid_out(dy), dweight, dbias)
+    return dweight, dbias
+
+
+def _call(name: str, shape: _Shape, *tensors: torch.Tensor | None) -> None:
+    """Call it with the memory of these tensors, which live as long as the call: they are arguments here."""
+    _function(name)(ctypes.byref(shape), *(tensor.data_ptr() if tensor is not None else None for tensor in tensors))
+
+
+@functools.cache
+def _function(name: str) -> Any:
+    kernels = library()
+    assert kernels is not None, "called only where `suits` said yes"
+    function = kernels[name]
+    function.argtypes, function.restype = [ctypes.c_void_p] * _POINTERS[name], None
+    return function
+
+
+class _Shape(ctypes.Structure):
+    """As `Shape` in `convolve.cpp`."""
+
+    _fields_ = tuple(
+        (name, ctypes.c_int)
+        for name in (
+            "samples", "height", "width", "channels", "outputs",
+            "kernel_height", "kernel_width", "row_step", "column_step", "row_padding", "column_padding",
+            "output_height", "output_width",
+        )
+    )  # fmt: skip
+
+
+def _shape_of(layer: nn.Conv2d, x: torch.Size) -> _Shape:
+    assert not isinstance(layer.padding, str), "a plain layer has numbers there"
+    return _make_shape(tuple(x), layer.out_channels, layer.kernel_size, layer.stride, layer.padding)
+
+
+@functools.lru_cache(maxsize=1024)
+def _make_shape(
+    x: tuple[int, ...], outputs: int, kernel: tuple[int, ...], step: tuple[int, ...], padding: tuple[int, ...]
+) -> _Shape:
+    samples, channels, *sides = x
+    reached = [
+        (side + 2 * pad - size) // by + 1 for side, pad, size, by in zip(sides, padding, kernel, step, strict=True)
+    ]
+    return _Shape(samples, *sides, channels, outputs, *kernel, *step, *padding, *reached)
+
+
+def _channels_last(*shape: int) -> torch.Tensor:
+    return torch.empty(shape, memory_format=torch.channels_last)
+
+
+def _laid_out(tensor: torch.Tensor) -> torch.Tensor:
+    return tensor.contiguous(memory_format=torch.channels_last)

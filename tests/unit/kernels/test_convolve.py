@@ -1,0 +1,174 @@
+"""The compiled convolutions: what torch computes, for every shape, and nothing is touched that is not theirs."""
+
+from __future__ import annotations
+
+import ctypes
+import mmap
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import nn
+
+from syncline.kernels import convolve
+from syncline.kernels.build import why_not
+
+pytestmark = pytest.mark.skipif(bool(why_not()), reason=f"no kernels here: {why_not()}")
+
+GUARD = 64
+"""Floats before and after a result that must stay as they are."""
+
+
+def channels_last(tensor: torch.Tensor) -> torch.Tensor:
+    return tensor.contiguous(memory_format=torch.channels_last)
+
+
+def passes_of_torch(layer: nn.Conv2d, x: torch.Tensor, dy: torch.Tensor) -> list[torch.Tensor]:
+    """Output, and the gradients of input, weight and bias, in double precision."""
+    exact = nn.Conv2d(
+        layer.in_channels, layer.out_channels, layer.kernel_size, layer.stride, layer.padding, dtype=torch.float64
+    )
+    exact.load_state_dict(layer.state_dict())
+    inputs = x.double().requires_grad_()
+    output = exact(inputs)
+    output.backward(dy.double())
+    return [output.detach(), inputs.grad, exact.weight.grad, exact.bias.grad]
+
+
+def passes_by_kernels(layer: nn.Conv2d, x: torch.Tensor, dy: torch.Tensor) -> list[torch.Tensor]:
+    with torch.no_grad():
+        return [
+            convolve.forward(layer, x, layer.weight, layer.bias),
+            convolve.input_gradient(layer, x, dy, layer.weight),
+            *convolve.weight_gradient(layer, x, dy),
+        ]
+
+
+def check(layer: nn.Conv2d, x: torch.Tensor) -> None:
+    assert convolve.suits(layer, x)
+    dy = torch.randn_like(layer(x))
+    for ours, theirs in zip(passes_by_kernels(layer, x, dy), passes_of_torch(layer, x, dy), strict=True):
+        assert ours.dtype == torch.float32
+        scale = theirs.abs().max().item()
+        torch.testing.assert_close(ours.double(), theirs, rtol=1e-5, atol=1e-5 * max(scale, 1.0))
+
+
+@st.composite
+def layers_with_inputs(draw: st.DrawFn) -> tuple[nn.Conv2d, torch.Tensor]:
+    kernel = (draw(st.integers(1, 5)), draw(st.integers(1, 5)))
+    step = (draw(st.integers(1, 3)), draw(st.integers(1, 3)))
+    padding = (draw(st.integers(0, 3)), draw(st.integers(0, 3)))
+    sides = [max(1, size - 2 * pad) + draw(st.integers(0, 12)) for size, pad in zip(kernel, padding, strict=True)]
+    torch.manual_seed(draw(st.integers(0, 9)))
+    layer = nn.Conv2d(draw(st.integers(1, 20)), draw(st.integers(1, 40)), kernel, step, padding)
+    x = torch.randn(draw(st.integers(1, 5)), layer.in_channels, *sides)
+    return layer.to(memory_format=torch.channels_last), channels_last(x)
+
+
+@settings(max_examples=200)
+@given(layers_with_inputs())
+def test_all_passes_give_what_torch_gives(given):
+    check(*given)
+
+
+@pytest.mark.parametrize(
+    ("layer", "shape"),
+    [
+        pytest.param(nn.Conv2d(1, 20, 5), (7, 1, 28, 28), id="LeNet's first"),
+        pytest.param(nn.Conv2d(20, 50, 5), (7, 20, 12, 12), id="LeNet's second"),
+        pytest.param(nn.Conv2d(100, 30, 3, padding=1), (3, 100, 9, 9), id="runs that are longer than a panel is deep"),
+        pytest.param(nn.Conv2d(16, 300, 3, padding=1), (2, 16, 5, 5), id="more outputs than a panel is deep"),
+        pytest.param(
+            nn.Conv2d(4, 6, 3, padding=1), (2, 4, 3, 500), id="a line with more pixels than are taken at once"
+        ),
+        pytest.param(nn.Conv2d(4, 6, 3), (1, 4, 40, 40), id="a sample with more pixels than are taken at once"),
+        pytest.param(nn.Conv2d(64, 128, 1, stride=2), (3, 64, 8, 8), id="a shortcut"),
+        pytest.param(nn.Conv2d(512, 64, 3, padding=1), (5, 512, 2, 2), id="the end of a ResNet"),
+    ],
+)
+def test_shapes_at_which_the_work_is_cut_differently(layer, shape):
+    torch.manual_seed(0)
+    check(layer.to(memory_format=torch.channels_last), channels_last(torch.randn(shape)))
+
+
+def test_weights_and_gradients_that_lie_otherwise_are_turned_around():
+    torch.manual_seed(0)
+    layer, x = nn.Conv2d(5, 7, 3), channels_last(torch.randn(2, 5, 8, 8))
+    dy = torch.randn(2, 7, 6, 6)
+    assert not layer.weight.is_contiguous(memory_format=torch.channels_last)
+    for ours, theirs in zip(passes_by_kernels(layer, x, dy), passes_of_torch(layer, x, dy), strict=True):
+        torch.testing.assert_close(ours.double(), theirs, rtol=1e-5, atol=1e-4)
+
+
+def test_the_same_input_gives_the_same_bits():
+    layer, x = nn.Conv2d(20, 50, 5), channels_last(torch.randn(16, 20, 12, 12))
+    dy = channels_last(torch.randn(16, 50, 8, 8))
+    for a, b in zip(passes_by_kernels(layer, x, dy), passes_by_kernels(layer, x, dy), strict=True):
+        assert torch.equal(a, b)
+
+
+@pytest.mark.parametrize(
+    ("layer", "x"),
+    [
+        pytest.param(nn.Conv2d(3, 4, 3), torch.randn(2, 3, 8, 8), id="contiguous memory"),
+        pytest.param(nn.Conv2d(3, 4, 3), channels_last(torch.randn(2, 3, 8, 8)).double(), id="double precision"),
+        pytest.param(nn.Conv2d(3, 4, 3, dilation=2), channels_last(torch.randn(2, 3, 8, 8)), id="gaps in the kernel"),
+        pytest.param(nn.Conv2d(3, 4, 3), channels_last(torch.randn(0, 3, 8, 8)), id="no samples"),
+        pytest.param(nn.Conv2d(3, 4, 3), channels_last(torch.randn(2, 5, 8, 8)), id="other channels than the layer's"),
+        pytest.param(nn.Conv2d(3, 4, 3), channels_last(torch.randn(2, 3, 2, 8)), id="an image that is too small"),
+    ],
+)
+def test_what_is_not_for_them_is_left_to_torch(layer, x):
+    assert not convolve.suits(layer, x)
+
+
+class AtTheEnd:
+    """Tensors whose last number is the last one before memory that may not be touched."""
+
+    def __init__(self) -> None:
+        self._kept: list[object] = []
+
+    def __call__(self, tensor: torch.Tensor) -> torch.Tensor:
+        """A copy that lies so."""
+        page = mmap.PAGESIZE
+        size = tensor.numel() * tensor.element_size()
+        whole = -(-size // page) * page
+        memory = mmap.mmap(-1, whole + page)
+        address = ctypes.addressof(ctypes.c_char.from_buffer(memory))
+        assert ctypes.CDLL(None).mprotect(ctypes.c_void_p(address + whole), page, 0) == 0
+        self._kept.append(memory)
+        flat = torch.frombuffer(memory, dtype=torch.float32, count=tensor.numel(), offset=whole - size)
+        if tensor.dim() != 4:
+            copy = flat.view(tensor.shape)
+        else:
+            samples, channels, height, width = tensor.shape
+            copy = flat.view(samples, height, width, channels).permute(0, 3, 1, 2)
+        return copy.copy_(tensor)
+
+
+@pytest.mark.parametrize("padding", [0, 1])
+@pytest.mark.parametrize(("channels", "outputs"), [(1, 1), (3, 5), (5, 9), (8, 8), (13, 27)])
+def test_nothing_is_read_or_written_outside_the_tensors(channels, outputs, padding):
+    at_the_end = AtTheEnd()
+    layer = nn.Conv2d(channels, outputs, 3, padding=padding)
+    x, y = torch.randn(3, channels, 7, 7), layer(torch.zeros(3, channels, 7, 7)).detach()
+    dy = torch.randn_like(y)
+    weight, bias = at_the_end(layer.weight.detach()), at_the_end(layer.bias.detach())
+    xs, dys = at_the_end(x), at_the_end(dy)
+    expected = passes_of_torch(layer, x, dy)
+    shape = convolve._shape_of(layer, x.shape)
+    got = []
+    for name, inputs, results in (
+        ("convolve_forward", (xs, weight, bias), [y]),
+        ("convolve_input_gradient", (dys, weight), [x]),
+        ("convolve_weight_gradient", (xs, dys), [layer.weight.detach(), layer.bias.detach()]),
+    ):
+        room = [torch.full((tensor.numel() + GUARD,), 7.0) for tensor in results]  # before a result: untouched as well
+        ends = [at_the_end(torch.zeros_like(tensor)) for tensor in results]
+        convolve._call(name, shape, *inputs, *ends)
+        convolve._call(name, shape, *inputs, *(each[GUARD:] for each in room))
+        assert all((each[:GUARD] == 7.0).all() for each in room)
+        got += ends
+    for ours, theirs in zip(got, expected, strict=True):
+        torch.testing.assert_close(ours.double(), theirs, rtol=1e-5, atol=1e-4)
