@@ -133,7 +133,7 @@ def _kernels() -> Finding:
     from syncline.kernels.build import why_not
 
     if reason := why_not():
-        slower = f"Convolutions will be torch's own, which are slower on some processors: {reason}. Try apt install g++."
+        slower = f"Convolutions will be torch's own, slower on some processors: {reason}. Try apt install g++."
         return Finding("compiled convolutions", "no", slower)
     return Finding("compiled convolutions", "yes: --tune takes them where they are faster")
 
