@@ -1,8 +1,8 @@
 """Compiling the kernels on first use, and finding them again.
 
-Here: `library`, which is None where they cannot be had, and `why_not`, which says why. Nothing of it is needed for
-installing or for training: without a compiler, everything is torch's own. Not here: what the kernels compute
-(`convolve.py`).
+Here: `library`, which is None where they cannot be had, `why_not`, which says why, and `call`. Nothing of it is needed
+for installing or for training: without a compiler, everything is torch's own. Not here: what the kernels compute
+(`convolve.py`, `max_pool.py`).
 
 They are compiled for the very processor that they run on, in about a second, and kept in the user's cache under a name
 that depends on the source, on how it was compiled and on the processor.
@@ -22,9 +22,11 @@ import subprocess
 import tempfile
 from pathlib import Path
 
-__all__ = ["library", "why_not"]
+import torch
 
-_SOURCE = Path(__file__).with_name("convolve.cpp")
+__all__ = ["call", "library", "why_not"]
+
+_SOURCES = tuple(Path(__file__).with_name(name) for name in ("convolve.cpp", "max_pool.cpp"))
 _OPTIONS = ("-O3", "-march=native", "-shared", "-fPIC", "-std=gnu++17", "-fno-exceptions", "-fno-rtti")
 _COMPILERS = ("c++", "g++", "clang++")
 _LIMIT_S = 60.0
@@ -43,6 +45,14 @@ def library() -> ctypes.CDLL | None:
 def why_not() -> str:
     """Why there are none; empty if there are."""
     return _loaded()[1]
+
+
+def call(name: str, shape: ctypes.Structure, *tensors: torch.Tensor | None) -> None:
+    """Call a kernel with the memory of these tensors, which live as long as the call: they are arguments here."""
+    kernels = library()
+    assert kernels is not None, "called only where `suits` said yes"
+    addresses = (None if tensor is None else ctypes.c_void_p(tensor.data_ptr()) for tensor in tensors)
+    kernels[name](ctypes.byref(shape), *addresses)
 
 
 @functools.cache
@@ -73,7 +83,7 @@ def _find_compiler() -> str:
 def _compile(compiler: str, to: Path) -> None:
     try:
         done = subprocess.run(
-            [compiler, *_OPTIONS, "-o", str(to), str(_SOURCE)],
+            [compiler, *_OPTIONS, "-o", str(to), *map(str, _SOURCES)],
             stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=_LIMIT_S, check=False,
         )  # fmt: skip
     except subprocess.TimeoutExpired:
@@ -97,7 +107,7 @@ def _cache_folder() -> Path:
 
 
 def _key(compiler: str) -> str:
-    facts = [_SOURCE.read_text(), *_OPTIONS, compiler, platform.machine(), _processor()]
+    facts = [*(source.read_text() for source in _SOURCES), *_OPTIONS, compiler, platform.machine(), _processor()]
     return hashlib.sha256("\0".join(facts).encode()).hexdigest()[:32]
 
 

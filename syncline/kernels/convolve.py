@@ -12,17 +12,13 @@ from __future__ import annotations
 
 import ctypes
 import functools
-from typing import Any
 
 import torch
 from torch import nn
 
-from syncline.kernels.build import library
+from syncline.kernels.build import call, library
 
 __all__ = ["forward", "input_gradient", "suits", "weight_gradient"]
-
-_POINTERS = {"convolve_forward": 5, "convolve_input_gradient": 4, "convolve_weight_gradient": 5}
-"""How many arguments each has, all of them pointers."""
 
 
 def suits(layer: nn.Conv2d, x: torch.Tensor) -> bool:
@@ -43,36 +39,22 @@ def forward(layer: nn.Conv2d, x: torch.Tensor, weight: torch.Tensor, bias: torch
     """What the layer gives out."""
     shape = _shape_of(layer, x.shape)
     y = _channels_last(x.shape[0], layer.out_channels, shape.output_height, shape.output_width)
-    _call("convolve_forward", shape, x, _laid_out(weight), bias, y)
+    call("convolve_forward", shape, x, _laid_out(weight), bias, y)
     return y
 
 
 def input_gradient(layer: nn.Conv2d, x: torch.Tensor, dy: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
     """The gradient of what went in; `dy` is that of what came out."""
     dx = _channels_last(*x.shape)
-    _call("convolve_input_gradient", _shape_of(layer, x.shape), _laid_out(dy), _laid_out(weight), dx)
+    call("convolve_input_gradient", _shape_of(layer, x.shape), _laid_out(dy), _laid_out(weight), dx)
     return dx
 
 
 def weight_gradient(layer: nn.Conv2d, x: torch.Tensor, dy: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
     """The gradients of weight and bias."""
     dweight, dbias = _channels_last(*layer.weight.shape), torch.empty(layer.out_channels)
-    _call("convolve_weight_gradient", _shape_of(layer, x.shape), x, _laid_out(dy), dweight, dbias)
+    call("convolve_weight_gradient", _shape_of(layer, x.shape), x, _laid_out(dy), dweight, dbias)
     return dweight, dbias
-
-
-def _call(name: str, shape: _Shape, *tensors: torch.Tensor | None) -> None:
-    """Call it with the memory of these tensors, which live as long as the call: they are arguments here."""
-    _function(name)(ctypes.byref(shape), *(tensor.data_ptr() if tensor is not None else None for tensor in tensors))
-
-
-@functools.cache
-def _function(name: str) -> Any:
-    kernels = library()
-    assert kernels is not None, "called only where `suits` said yes"
-    function = kernels[name]
-    function.argtypes, function.restype = [ctypes.c_void_p] * _POINTERS[name], None
-    return function
 
 
 class _Shape(ctypes.Structure):

@@ -16,14 +16,14 @@ import msgspec
 
 __all__ = [
     "CHOICES", "PASSES", "Choice", "Equipped", "Finding", "Pass", "PassTimes", "Tuning", "Way", "Ways", "fastest",
-    "in_words", "losses_agree", "search", "with_convolutions", "with_loaders",
+    "in_words", "losses_agree", "search", "with_layers", "with_loaders",
 ]  # fmt: skip
 
 Choice = Literal["memory-format", "convolutions", "threads", "loaders", "precision"]
 CHOICES: tuple[Choice, ...] = ("memory-format", "convolutions", "threads", "loaders", "precision")
 
 Pass = Literal["forward", "input", "weight"]
-"""Of a convolution: its output, and the gradients of its input and of its weight."""
+"""Of a layer: its output, and the gradients of its input and of its weight."""
 Way = Literal["torch", "matrices", "compiled"]
 PASSES: tuple[tuple[Pass, tuple[Way, ...]], ...] = (
     ("forward", ("torch", "compiled")),
@@ -32,7 +32,7 @@ PASSES: tuple[tuple[Pass, tuple[Way, ...]], ...] = (
 )
 """In which ways each can be computed; the first one is what is usual."""
 PassTimes = Mapping[tuple[Pass, Way], float]
-"""Seconds for the passes of one convolution in each way; infinite where a way is not there."""
+"""Seconds for the passes of one layer in each way; infinite where a way is not there."""
 
 _LEAST_GAIN = 1.05
 """How much faster something must be to be preferred to what is usual: less may be chance."""
@@ -44,7 +44,7 @@ _TOLERANCE = 0.05
 
 @dataclass(frozen=True, kw_only=True)
 class Ways:
-    """How one convolution computes its passes."""
+    """How one convolution computes its passes; a pooling has one way, that of `forward`."""
 
     forward: Way = "torch"
     input: Way = "torch"
@@ -65,7 +65,7 @@ class Tuning:
     threads: int | None = None
     loaders: int | None = None
     layers: dict[str, Ways] = field(default_factory=dict)
-    """The convolutions that are not computed as torch does, by their names."""
+    """Convolutions and poolings that are not computed as torch does, by their names."""
 
     def to_dict(self) -> dict[str, Any]:
         """As plain data."""
@@ -105,12 +105,12 @@ Measure = Callable[[Sequence[Tuning]], Sequence[float]]
 
 @dataclass(frozen=True, kw_only=True)
 class Equipped:
-    """A tuning with the fastest ways to compute convolutions in it."""
+    """A tuning with the fastest ways to compute layers in it."""
 
     tuning: Tuning
     findings: tuple[Finding, ...] = ()
     layer_s: Mapping[str, float] = field(default_factory=dict)
-    """How long each convolution takes in a step of training; empty where whole steps tell better."""
+    """How long each of them takes in a step of training; empty where whole steps tell better."""
 
 
 Equip = Callable[[Tuning], Equipped]
@@ -125,9 +125,9 @@ class _Search:
     findings: list[Finding] = field(default_factory=list)
 
     def try_forms(self, equip: Equip, *, tries_channels_last: bool) -> None:
-        """Compute convolutions as is fastest for each, if steps are then not slower; and in which memory format.
+        """Compute layers as is fastest for each, if steps are then not slower; and in which memory format.
 
-        If steps are tried out with few samples, they tell what works, and the convolutions which format is faster.
+        If steps are tried out with few samples, they tell what works, and the layers which format is faster.
         """
         plain, last = self.best, replace(self.best, memory_format="channels-last")
         equipped = equip(plain)
@@ -145,7 +145,7 @@ class _Search:
     def _try_channels_last(
         self, usual: Equipped, usual_s: float, other: Equipped, other_s: float, last: Tuning
     ) -> None:
-        if other_s == math.inf and other.tuning != last:  # perhaps the format does work, with torch's convolutions
+        if other_s == math.inf and other.tuning != last:  # perhaps the format does work, with torch's layers
             other = Equipped(tuning=last)
             usual_s, other_s = self.measure([self.best, last])
         both = [name for name in usual.layer_s if usual.layer_s[name] + other.layer_s.get(name, math.inf) < math.inf]
@@ -222,8 +222,8 @@ def fastest(times: Sequence[float]) -> int:
     return best if times[best] * _LEAST_GAIN <= times[0] else 0
 
 
-def with_convolutions(tuning: Tuning, times: Mapping[str, PassTimes]) -> Equipped:
-    """The fastest way for each pass of each convolution, for the layers in which that saves enough."""
+def with_layers(tuning: Tuning, times: Mapping[str, PassTimes]) -> Equipped:
+    """The fastest way for each pass of each layer, for those in which that saves enough."""
     layers: dict[str, Ways] = {}
     for name, of_layer in times.items():
         ways = Ways(**{which: ways[fastest([of_layer[which, way] for way in ways])] for which, ways in PASSES})
@@ -237,7 +237,7 @@ def with_convolutions(tuning: Tuning, times: Mapping[str, PassTimes]) -> Equippe
         if taken:
             usual_s = sum(of_layer[which, "torch"] for of_layer, which in taken)
             speed = usual_s / sum(of_layer[which, way] for of_layer, which in taken)
-            what = f"{_counted(len(taken), 'pass', 'passes')} of convolutions by {by}"
+            what = f"{_counted(len(taken), 'pass', 'passes')} of layers by {by}"
             findings.append(
                 Finding(choice="convolutions", usual="by torch's own way", other=what, speed=speed, is_taken=True)
             )

@@ -37,14 +37,15 @@ from syncline.plan.tuning import (
     in_words,
     losses_agree,
     search,
-    with_convolutions,
+    with_layers,
     with_loaders,
 )
 from syncline.telemetry.events import Noted
 from syncline.workers.build import Loss
-from syncline.workers.compare_convolutions import compare_convolutions
+from syncline.workers.compare_layers import compare_layers
 from syncline.workers.compute import leaving_nothing_behind, loss_of, to_device
 from syncline.workers.convolutions import candidates
+from syncline.workers.max_pooling import pool_candidates
 from syncline.workers.runtime import Runtime
 from syncline.workers.tuning import computing_in, lay_out, planned
 from syncline.workers.tuning_cache import cache_file, forget, key_of, look_up, remember
@@ -112,7 +113,7 @@ def _has_choice(plan: Plan, model: nn.Module, source: Source) -> bool:
     """Whether there is anything to measure: for many a model there is nothing."""
     return (
         ("memory-format" in plan.measured and _has_images(model))
-        or ("convolutions" in plan.measured and any(True for _ in candidates(model)))
+        or ("convolutions" in plan.measured and any(True for _ in (*candidates(model), *pool_candidates(model))))
         or "precision" in plan.measured
         or ("threads" in plan.measured and plan.workers[0].threads > 1)
         or (
@@ -290,12 +291,12 @@ class _Measurer:
         return max(told[0] for told in self._told([self._trial.fetch_s]))
 
     def equip(self, tuning: Tuning) -> Equipped:
-        """The tuning, with convolutions in the ways that are fastest in it."""
-        equipped = with_convolutions(tuning, self.convolutions(tuning))
+        """The tuning, with layers in the ways that are fastest in it."""
+        equipped = with_layers(tuning, self.layers(tuning))
         return equipped if self._trial.scale > _FEW else replace(equipped, layer_s={})
 
-    def convolutions(self, tuning: Tuning) -> dict[str, PassTimes]:
-        """Seconds for the passes of each convolution in each way, on the slowest worker."""
+    def layers(self, tuning: Tuning) -> dict[str, PassTimes]:
+        """Seconds for the passes of each layer in each way, on the slowest worker."""
         if tuning.precision != "float32":
             return {}
         if self._collective.rank == 0:
@@ -303,7 +304,7 @@ class _Measurer:
         self._told([])
         mine: dict[str, PassTimes] = {}
         with contextlib.suppress(Exception):  # no memory for it, say; then nobody goes over to anything
-            mine = compare_convolutions(self._trial.model, lambda: self._trial.step(tuning), self._trial.scale)
+            mine = compare_layers(self._trial.model, lambda: self._trial.step(tuning), self._trial.scale)
         told = self._told([of_layer[key] for of_layer in mine.values() for key in _PASSES_IN_WAYS])
         if len({len(seconds) for seconds in told}) > 1:
             return {}

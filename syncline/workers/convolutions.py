@@ -1,7 +1,7 @@
 """Convolutions of which some passes are computed in another way than torch's, where that is faster.
 
 Here: `choose`, which says how the layers of a model compute, `candidates`, which finds those that have a choice, and
-each pass in each way, for whoever compares them. Not here: measuring which way is faster (`compare_convolutions.py`),
+each pass in each way, for whoever compares them. Not here: measuring which way is faster (`compare_layers.py`),
 what decides (`plan/tuning.py`), and the compiled code (`kernels/`).
 
 A convolution has three passes: forward, and the gradients of its input and of its weight. torch leaves them to oneDNN.

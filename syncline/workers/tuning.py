@@ -18,6 +18,7 @@ from syncline.comms.collective import Collective
 from syncline.plan.plan import Plan
 from syncline.plan.tuning import Tuning
 from syncline.workers.convolutions import choose
+from syncline.workers.max_pooling import choose_pools
 from syncline.workers.pooling import keep_format
 
 __all__ = ["computing_in", "lay_out", "planned", "settle"]
@@ -47,7 +48,7 @@ def settle(collective: Collective, mine: Tuning | None, find: Callable[[], Tunin
 
 
 def lay_out(model: nn.Module, optimizer: torch.optim.Optimizer, tuning: Tuning) -> None:
-    """Bring the model into the tuning's memory format, its convolutions to their ways, and take its number of threads.
+    """Bring the model into the tuning's memory format, its layers to their ways, and take its number of threads.
 
     What the optimiser keeps is laid out as its parameters are: fused optimisers go through memory as it lies.
     """
@@ -56,6 +57,7 @@ def lay_out(model: nn.Module, optimizer: torch.optim.Optimizer, tuning: Tuning) 
     model.to(memory_format=_FORMATS[tuning.memory_format])  # type: ignore[call-overload]  # missing in torch's types
     keep_format(model)
     choose(model, tuning.layers)
+    choose_pools(model, tuning.layers)
     for p, kept in optimizer.state.items():
         for name, value in kept.items():
             if isinstance(value, torch.Tensor) and value.shape == p.shape and value.stride() != p.stride():

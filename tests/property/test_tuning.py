@@ -26,7 +26,7 @@ from syncline.plan.tuning import (
     in_words,
     losses_agree,
     search,
-    with_convolutions,
+    with_layers,
     with_loaders,
 )
 
@@ -141,7 +141,7 @@ pass_times = st.fixed_dictionaries(dict.fromkeys(passes_in_ways, layer_seconds))
 
 @given(st.dictionaries(st.text(max_size=3), pass_times, max_size=5))
 def test_convolutions_go_over_to_other_ways_where_that_saves_time_and_only_there(times):
-    equipped = with_convolutions(Tuning(), times)
+    equipped = with_layers(Tuning(), times)
     for name, of_layer in times.items():
         ways = equipped.tuning.layers.get(name, Ways())
         for which, all_ways in PASSES:
@@ -159,7 +159,7 @@ def test_convolutions_go_over_to_other_ways_where_that_saves_time_and_only_there
 
 def test_what_was_found_about_convolutions_is_counted_by_way():
     times = dict.fromkeys(passes_in_ways, 0.3)
-    equipped = with_convolutions(
+    equipped = with_layers(
         Tuning(),
         {
             "a": {**times, ("forward", "compiled"): 0.1, ("input", "compiled"): 0.2, ("weight", "matrices"): 0.1},
@@ -172,8 +172,8 @@ def test_what_was_found_about_convolutions_is_counted_by_way():
         "b": Ways(weight="compiled"),
     }
     assert [finding.in_words() for finding in equipped.findings] == [
-        "3 passes of convolutions by compiled code, 2 times as fast as by torch's own way",
-        "1 pass of convolutions by matrices, 3 times as fast as by torch's own way",
+        "3 passes of layers by compiled code, 2 times as fast as by torch's own way",
+        "1 pass of layers by matrices, 3 times as fast as by torch's own way",
     ]
     assert equipped.layer_s == pytest.approx({"a": 0.4, "b": 0.75, "c": 0.9})
 

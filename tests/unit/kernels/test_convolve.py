@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from torch import nn
 
 from syncline.kernels import convolve
-from syncline.kernels.build import why_not
+from syncline.kernels.build import call, why_not
 
 pytestmark = pytest.mark.skipif(bool(why_not()), reason=f"no kernels here: {why_not()}")
 
@@ -166,8 +166,8 @@ def test_nothing_is_read_or_written_outside_the_tensors(channels, outputs, paddi
     ):
         room = [torch.full((tensor.numel() + GUARD,), 7.0) for tensor in results]  # before a result: untouched as well
         ends = [at_the_end(torch.zeros_like(tensor)) for tensor in results]
-        convolve._call(name, shape, *inputs, *ends)
-        convolve._call(name, shape, *inputs, *(each[GUARD:] for each in room))
+        call(name, shape, *inputs, *ends)
+        call(name, shape, *inputs, *(each[GUARD:] for each in room))
         assert all((each[:GUARD] == 7.0).all() for each in room)
         got += ends
     for ours, theirs in zip(got, expected, strict=True):

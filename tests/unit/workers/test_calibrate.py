@@ -142,7 +142,7 @@ def test_all_workers_take_the_convolutions_that_are_faster_on_the_slowest(monkey
     def times(model: nn.Module, step: object, scale: float) -> dict[str, PassTimes]:
         return {"0": by_matrices_in(0.1), "1": by_matrices_in(0.1 if model.is_fast else 0.4)}  # type: ignore[union-attr]
 
-    monkeypatch.setattr("syncline.workers.calibrate.compare_convolutions", times)
+    monkeypatch.setattr("syncline.workers.calibrate.compare_layers", times)
 
     def work(collective: Collective):
         model = nn.Sequential(nn.Conv2d(3, 8, 3), nn.Conv2d(8, 4, 3), nn.Flatten(), nn.Linear(64, 4))
@@ -173,7 +173,7 @@ def test_no_worker_goes_over_to_what_one_of_them_could_not_measure(monkeypatch):
             raise MemoryError
         return {"0": by_matrices_in(0.1)}
 
-    monkeypatch.setattr("syncline.workers.calibrate.compare_convolutions", times)
+    monkeypatch.setattr("syncline.workers.calibrate.compare_layers", times)
 
     def work(collective: Collective):
         model = nn.Sequential(nn.Conv2d(3, 8, 3), nn.Flatten(), nn.Linear(288, 4))

@@ -14,8 +14,8 @@ from torch import nn
 
 from syncline.kernels.build import library
 from syncline.plan.tuning import PASSES, Ways
-from syncline.workers import compare_convolutions as comparing
-from syncline.workers.compare_convolutions import compare_convolutions
+from syncline.workers import compare_layers as comparing
+from syncline.workers.compare_layers import compare_layers
 from syncline.workers.convolutions import candidates, choose, compute, fits, suits
 
 BY_MATRICES = Ways(weight="matrices")
@@ -178,7 +178,7 @@ def test_each_kind_of_layer_is_timed_once_with_the_samples_of_training(monkeypat
 
     monkeypatch.setattr(comparing, "compute", watched)
     images = torch.randn(2, 3, 6, 6, requires_grad=True)
-    told = compare_convolutions(model, lambda: model(images), scale=4)
+    told = compare_layers(model, lambda: model(images), scale=4)
     assert list(told) == ["0", "1", "2"]
     assert all(0 < of_layer[which, "torch"] < 10 for of_layer in told.values() for which, _ in PASSES)
     assert all(0 < of_layer["weight", "matrices"] < 10 for of_layer in told.values())
@@ -191,7 +191,7 @@ def test_compiled_code_is_timed_where_images_lie_channels_last():
     layer = nn.Conv2d(3, 4, 3).to(memory_format=torch.channels_last)
     x = torch.randn(2, 3, 6, 6)
     for images, is_there in ((x.contiguous(memory_format=torch.channels_last), library() is not None), (x, False)):
-        (times,) = compare_convolutions(layer, lambda images=images: layer(images), scale=1).values()
+        (times,) = compare_layers(layer, lambda images=images: layer(images), scale=1).values()
         assert (times["forward", "compiled"] < math.inf) == is_there
         assert times["input", "torch"] == times["input", "compiled"] == 0, "nobody needs the gradient of the images"
 
@@ -203,13 +203,13 @@ def test_a_way_that_gives_another_result_is_none(monkeypatch):
         return compute(layer, which, way, x, dy) + (way == "matrices")
 
     monkeypatch.setattr(comparing, "compute", wrong)
-    (times,) = compare_convolutions(layer, lambda: layer(torch.randn(2, 3, 6, 6)), scale=1).values()
+    (times,) = compare_layers(layer, lambda: layer(torch.randn(2, 3, 6, 6)), scale=1).values()
     assert times["weight", "matrices"] == math.inf > times["weight", "torch"]
 
 
 def test_patches_that_would_need_too_much_memory_are_not_written_down():
     layer = nn.Conv2d(3, 3, 3)
-    (times,) = compare_convolutions(layer, lambda: layer(torch.randn(1, 3, 64, 64)), scale=1000).values()
+    (times,) = compare_layers(layer, lambda: layer(torch.randn(1, 3, 64, 64)), scale=1000).values()
     assert times["weight", "matrices"] == math.inf > times["weight", "torch"]
 
 
@@ -223,5 +223,5 @@ def test_a_layer_with_many_samples_is_timed_with_a_part_of_them(monkeypatch):
 
     monkeypatch.setattr(comparing, "compute", watched)
     layer = nn.Conv2d(3, 4, 3)
-    compare_convolutions(layer, lambda: layer(torch.randn(2, 3, 6, 6)), scale=100)
+    compare_layers(layer, lambda: layer(torch.randn(2, 3, 6, 6)), scale=100)
     assert sizes == {10}

@@ -1,7 +1,8 @@
-"""How long the passes of a model's convolutions take in each way.
+"""How long the passes of a model's convolutions and poolings take in each way.
 
-Here: finding out what each convolution gets to see, and timing all ways on inputs of that kind. Not here: the ways
-(`convolutions.py`), which of them is taken (`plan/tuning.py`), and that all workers take the same (`calibrate.py`).
+Here: finding out what each layer gets to see, and timing all ways on inputs of that kind. Not here: the ways
+(`convolutions.py`, `max_pooling.py`), which of them is taken (`plan/tuning.py`), and that all workers take the same
+(`calibrate.py`).
 
 Whole steps would not tell: large models are tried out with few samples, and which way is faster depends on how many
 there are. So each layer is timed by itself, with as many samples as it will have or a good part of them; layers of one
@@ -13,14 +14,18 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Callable
+from typing import TypeAlias
 
 import torch
 from torch import nn
 
 from syncline.plan.tuning import PASSES, Pass, PassTimes, Way
 from syncline.workers.convolutions import candidates, compute, fits, suits
+from syncline.workers.max_pooling import pool, pool_candidates, pool_suits
 
-__all__ = ["compare_convolutions"]
+__all__ = ["compare_layers"]
+
+_Layer: TypeAlias = nn.Conv2d | nn.MaxPool2d
 
 _REPEATS = 3
 _LONGEST_S = 2.8
@@ -34,33 +39,36 @@ _APART = 1e-3
 _NOT_MEASURED: PassTimes = {(which, way): math.inf for which, ways in PASSES for way in ways}
 
 
-def compare_convolutions(model: nn.Module, step: Callable[[], object], scale: float) -> dict[str, PassTimes]:
+def compare_layers(model: nn.Module, step: Callable[[], object], scale: float) -> dict[str, PassTimes]:
     """Seconds for each layer's passes in all ways, when there are `scale` times the samples that `step` computes."""
-    layers, seen = dict(candidates(model)), _inputs(model, step)
+    seen = _inputs(model, step)
     until = time.monotonic() + _LONGEST_S
     by_kind: dict[object, PassTimes] = {}
     told = {}
-    for name, x in seen.items():
-        layer = layers[name]
-        kind = (x.shape, x.stride(), x.requires_grad, layer.out_channels, layer.bias is None, *_geometry(layer))
+    for name, (layer, x) in seen.items():
+        kind = (repr(layer), x.shape, x.stride(), x.requires_grad)
         if kind not in by_kind:
             by_kind[kind] = _all_ways(layer, x, scale) if time.monotonic() < until else _NOT_MEASURED
         told[name] = by_kind[kind]
     return told
 
 
-def _inputs(model: nn.Module, step: Callable[[], object]) -> dict[str, torch.Tensor]:
-    """What the convolutions for which there is a choice get to see."""
-    seen: dict[str, torch.Tensor] = {}
+def _inputs(model: nn.Module, step: Callable[[], object]) -> dict[str, tuple[_Layer, torch.Tensor]]:
+    """The layers that have a choice, and what they get to see."""
+    seen: dict[str, tuple[_Layer, torch.Tensor]] = {}
 
     def look(name: str) -> Callable[[nn.Module, tuple[torch.Tensor, ...]], None]:
         def hook(layer: nn.Module, inputs: tuple[torch.Tensor, ...]) -> None:
-            if isinstance(layer, nn.Conv2d) and suits(layer, inputs[0]):
-                seen[name] = inputs[0].detach().requires_grad_(inputs[0].requires_grad)
+            x = inputs[0].detach().requires_grad_(inputs[0].requires_grad)
+            if (isinstance(layer, nn.Conv2d) and suits(layer, x)) or (
+                isinstance(layer, nn.MaxPool2d) and x.requires_grad and pool_suits(layer, x)
+            ):
+                seen[name] = layer, x
 
         return hook
 
-    hooks = [layer.register_forward_pre_hook(look(name)) for name, layer in candidates(model)]
+    layers = (*candidates(model), *pool_candidates(model))
+    hooks = [layer.register_forward_pre_hook(look(name)) for name, layer in layers]
     try:
         step()
     finally:
@@ -69,14 +77,14 @@ def _inputs(model: nn.Module, step: Callable[[], object]) -> dict[str, torch.Ten
     return seen
 
 
-def _geometry(layer: nn.Conv2d) -> tuple[object, ...]:
-    return layer.kernel_size, layer.stride, layer.padding, layer.dilation
+def _all_ways(layer: _Layer, few: torch.Tensor, scale: float) -> PassTimes:
+    """The ways of a pass are timed by turns, and the least time of each counts."""
+    samples = max(1, round(few.shape[0] * scale))
+    return _of_convolution(layer, few, samples) if isinstance(layer, nn.Conv2d) else _of_pool(layer, few, samples)
 
 
 @torch.no_grad()
-def _all_ways(layer: nn.Conv2d, few: torch.Tensor, scale: float) -> PassTimes:
-    """The ways of a pass are timed by turns, and the least time of each counts."""
-    samples = max(1, round(few.shape[0] * scale))
+def _of_convolution(layer: nn.Conv2d, few: torch.Tensor, samples: int) -> PassTimes:
     x, dy = _enough(layer, few, samples)
     times = dict(_NOT_MEASURED)
     for which, all_ways in PASSES:
@@ -90,6 +98,26 @@ def _all_ways(layer: nn.Conv2d, few: torch.Tensor, scale: float) -> PassTimes:
             for way in ways:
                 seconds = _time(layer, which, way, x, dy) * samples / x.shape[0]
                 times[which, way] = min(times[which, way], seconds)
+    return times
+
+
+def _of_pool(layer: nn.MaxPool2d, few: torch.Tensor, samples: int) -> PassTimes:
+    """Both passes in one: they have to be of the same way."""
+    number = max(1, min(samples, _MOST_BYTES // (4 * few[:1].numel())))
+    x = _random(number, few).requires_grad_()
+    times = dict.fromkeys(_NOT_MEASURED, 0.0)
+    seconds: dict[Way, list[float]] = {"torch": [], "compiled": []}
+    results = {}
+    for _ in range(1 + _REPEATS):
+        for way, taken in seconds.items():
+            start = time.perf_counter()
+            with torch.enable_grad():
+                y = pool(layer, way, x)
+                results[way] = torch.autograd.grad(y, x, y)[0]
+            taken.append(time.perf_counter() - start)
+    for way, taken in seconds.items():
+        is_right = torch.equal(results[way], results["torch"])
+        times["forward", way] = min(taken) * samples / number if is_right else math.inf
     return times
 
 
