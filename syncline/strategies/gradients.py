@@ -1,8 +1,10 @@
 """All gradients of a model in one flat buffer, so that an exchange is one operation and not one per parameter.
 
-Here: `GradientBuffer`. Each parameter's `.grad` is a view into a flat tensor that the collective provided; where the
-collective shares memory, backward writes straight into it. A few extra numbers ride at the end (`riders`), so that
-what all workers must agree on every step (the loss, a wish to stop) costs no exchange of its own.
+Here: `GradientBuffer`. Each parameter's `.grad` is a view into a flat tensor that the collective provided. Into a large
+one backward writes straight, so that it can be exchanged meanwhile: autograd then adds to what is there, which has to
+be zero before. Small ones are cheaper to copy: autograd leaves each gradient where it made it, and `attach` moves them.
+A few extra numbers ride at the end (`riders`), so that what all workers must agree on every step (the loss, a wish to
+stop) costs no exchange of its own.
 """
 
 from __future__ import annotations
@@ -16,6 +18,8 @@ from syncline.strategies.flat import dense_strides
 
 __all__ = ["WISHES", "GradientBuffer"]
 
+_SMALL_BYTES = 4 * 2**20
+"""Buffers up to this size are not exchanged while backward goes on (`during_backward.py`)."""
 WISHES = slice(2, None)
 """Which riders are wishes, on which all workers must act at the same step; those before are measurements."""
 
@@ -70,11 +74,14 @@ class GradientBuffer:
 
     def zero_(self) -> None:
         """Forget the gradients and riders, keep the memory."""
-        for flat in self.flats:
-            flat.zero_()
-        if not self._views:
+        is_small = all(flat.numel() * flat.element_size() <= _SMALL_BYTES for flat in self.flats)
+        if is_small or not self._views:
+            self.riders.zero_()
             for p in self.parameters:
                 p.grad = None
+            return
+        for flat in self.flats:
+            flat.zero_()
 
     def attach(self) -> None:
         """Make every `.grad` a view of the buffer; what was put there otherwise is copied in first.
@@ -82,6 +89,7 @@ class GradientBuffer:
         A user's own `zero_grad(set_to_none=True)` takes the views away: a missing gradient then counts as zero, and one
         that autograd made anew is moved here.
         """
+        views, made_anew = [], []
         for p, view in self._views:
             grad = p.grad
             if grad is view:
@@ -89,5 +97,8 @@ class GradientBuffer:
             if grad is None:
                 view.zero_()
             else:
-                view.copy_(grad.to_dense())  # some layers make sparse ones
+                views.append(view)
+                made_anew.append(grad.to_dense())  # some layers make sparse ones
             p.grad = view
+        if views:
+            torch._foreach_copy_(views, made_anew)

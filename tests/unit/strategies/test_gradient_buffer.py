@@ -48,17 +48,27 @@ def test_backward_writes_straight_into_the_buffer():
     assert all(lies_in(p.grad, flat) for p in model.parameters())
 
 
-def test_gradients_accumulate_until_they_are_zeroed():
+@pytest.mark.parametrize("is_small", [True, False])
+def test_gradients_accumulate_until_they_are_zeroed(monkeypatch, is_small):
+    monkeypatch.setattr("syncline.strategies.gradients._SMALL_BYTES", 2**20 if is_small else 0)
     model, plain = small_model(), small_model()
     buffer = GradientBuffer(model.parameters(), OneOfTwo(), riders=2)
-    for seed in range(3):
-        backward(model, seed)
-        backward(plain, seed)
-    torch.testing.assert_close(gradients(model), gradients(plain), rtol=0, atol=0)
     address = buffer.flats[0].data_ptr()
-    buffer.zero_()
-    assert not any(g.any() for g in gradients(model))
-    assert buffer.flats[0].data_ptr() == address == next(model.parameters()).grad.data_ptr()
+    for _ in range(2):
+        for seed in range(3):
+            backward(model, seed)
+            backward(plain, seed)
+        buffer.attach()
+        torch.testing.assert_close(gradients(model), gradients(plain), rtol=0, atol=0)
+        assert buffer.flats[0].data_ptr() == address == next(model.parameters()).grad.data_ptr()
+        buffer.riders.fill_(3.0)
+        buffer.zero_()
+        plain.zero_grad()
+        assert not buffer.riders.any()
+        assert not any(g.any() for g in gradients(model))
+        assert bool(gradients(model)) != is_small, "small ones are made anew by autograd, and copied"
+    buffer.attach()
+    assert not any(flat.any() for flat in buffer.flats), "without a backward pass they are zero"
 
 
 def test_what_was_accumulated_before_the_buffer_existed_is_kept():
