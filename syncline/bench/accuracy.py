@@ -44,6 +44,7 @@ from syncline.plan.machine import Machine
 from syncline.plan.planner import make_plan
 from syncline.task import Task
 from syncline.telemetry.recorder import Recorder
+from syncline.workers.allocator import keep_memory
 from syncline.workers.job import Job
 from syncline.workers.loop import train
 from syncline.workers.quick_start import without_compiler
@@ -322,6 +323,7 @@ def _accuracy(model: nn.Module, test: ArraySource, rank: int) -> float:
 
 def _syncline(race: Race, data: _Data, seed: int, port: int, progress: _Progress) -> None:
     del port
+    keep_memory()
     train_data, test = data
     task = Task(model="lenet", data=train_data, test=test).with_defaults()
     config = RunConfig(workers=_WORKERS, batch=_BATCH, epochs=race.epochs, seed=seed, threads=1, evaluate_every=0)
