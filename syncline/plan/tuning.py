@@ -127,7 +127,7 @@ class _Search:
     def try_forms(self, equip: Equip, *, tries_channels_last: bool) -> None:
         """Compute layers as is fastest for each, if steps are then not slower; and in which memory format.
 
-        If steps are tried out with few samples, they tell what works, and the layers which format is faster.
+        If steps are tried out with few samples, the layers have a say in which format is faster.
         """
         plain, last = self.best, replace(self.best, memory_format="channels-last")
         equipped = equip(plain)
@@ -150,7 +150,12 @@ class _Search:
             usual_s, other_s = self.measure([self.best, last])
         both = [name for name in usual.layer_s if usual.layer_s[name] + other.layer_s.get(name, math.inf) < math.inf]
         if both and other_s < math.inf:
-            usual_s, other_s = (sum(form.layer_s[name] for name in both) for form in (usual, other))
+            # Steps were timed by turns, but with few samples; layers with all of them, but one format after the other,
+            # and the machine may have had something else to do meanwhile. Both are heard.
+            usual_s, other_s = (
+                math.sqrt(step_s * sum(form.layer_s[name] for name in both))
+                for form, step_s in ((usual, usual_s), (other, other_s))
+            )
         is_taken = fastest([usual_s, other_s]) > 0
         about = Finding(
             choice="memory-format",

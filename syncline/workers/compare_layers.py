@@ -28,7 +28,7 @@ __all__ = ["compare_layers"]
 _Layer: TypeAlias = nn.Conv2d | nn.MaxPool2d
 
 _REPEATS = 3
-_LONGEST_S = 2.8
+_LONGEST_S = 2.5
 """Layers that are not reached within this time stay as they are."""
 _PASS_S = 0.007
 """A pass that is timed should take no longer, if a quarter of the samples is enough for that."""

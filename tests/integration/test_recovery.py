@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 import signal
 import threading
@@ -16,8 +17,9 @@ from real_runs import syncline as command
 import syncline
 from syncline.coordinator.requests import Wish, is_live, wish
 from syncline.data.audit import Audit, audit_file
+from syncline.plan.tuning import Finding
 from syncline.strategies.presets import PRESETS
-from syncline.telemetry.events import Event, WentOn, WorkerLost
+from syncline.telemetry.events import Event, Noted, WentOn, WorkerLost
 from syncline.telemetry.run_dir import RunDir
 
 
@@ -74,6 +76,37 @@ def test_batch_norm_statistics_are_the_same_to_the_bit_too(tmp_path):
     net = torch.nn.Sequential(torch.nn.Linear(12, 8), torch.nn.BatchNorm1d(8), torch.nn.Linear(8, 3))
     killed = train(tmp_path / "killed", SignalAt(net, [(5, 1)], tmp_path / "k"), on_loss="replace-only")
     whole = train(tmp_path / "whole", SignalAt(net, [], tmp_path / "w"))
+    for name, tensor in final_state(whole.run_dir)["model"].items():
+        assert torch.equal(final_state(killed.run_dir)["model"][name], tensor), name
+
+
+def test_convolutions_in_other_ways_than_torchs_are_the_same_to_the_bit_too(tmp_path, monkeypatch):
+    # Which way is faster is the clock's to say; so what it said is written over.
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    images = torch.randn(250, 3, 12, 12, generator=torch.Generator().manual_seed(0))
+    settings = {"data": (images, torch.arange(250) % 3), "memory_format": "channels-last", "workers": 2}
+    net = torch.nn.Sequential(
+        torch.nn.Conv2d(3, 8, 3, padding=1), torch.nn.MaxPool2d(2), torch.nn.Conv2d(8, 12, 3), torch.nn.MaxPool2d(2),
+        torch.nn.Flatten(), torch.nn.Linear(48, 3),
+    )  # fmt: skip
+    train(tmp_path / "first", SignalAt(net, [], tmp_path / "f"), **settings)
+    remembered = tmp_path / "cache" / "syncline" / "tuning.json"
+    found = json.loads(remembered.read_text())
+    compiled = {"forward": "compiled", "input": "compiled", "weight": "compiled"}
+    ways = {"net.0": {**compiled, "weight": "matrices"}, "net.1": compiled, "net.2": compiled, "net.3": compiled}
+    for tuning, findings in found.values():
+        tuning["layers"] = ways
+        findings[:] = [vars(Finding(choice="convolutions", usual="a", other="b", speed=2.0, is_taken=True))]
+    remembered.write_text(json.dumps(found))
+
+    killed = train(
+        tmp_path / "killed", SignalAt(net, [(5, 1), (9, 0)], tmp_path / "k"), on_loss="replace-only", **settings
+    )
+    whole = train(tmp_path / "whole", SignalAt(net, [], tmp_path / "w"), **settings)
+    assert len(events(killed, WorkerLost)) == 2
+    for result in (killed, whole):
+        (told,) = [e for e in events(result, Noted) if "tuning" in e.details]
+        assert told.details["tuning"]["layers"] == ways
     for name, tensor in final_state(whole.run_dir)["model"].items():
         assert torch.equal(final_state(killed.run_dir)["model"][name], tensor), name
 
