@@ -65,6 +65,8 @@ class GradientBuffer:
                 self._views.append((p, view))
                 self.places[p] = (offset, offset + p.numel())
                 offset += p.numel()
+        self._is_copied = all(flat.numel() * flat.element_size() <= _SMALL_BYTES for flat in self.flats)
+        """Whether autograd makes gradients anew in every step; also for a worker alone, whose buffer holds riders."""
         self.attach()
 
     @property
@@ -74,8 +76,7 @@ class GradientBuffer:
 
     def zero_(self) -> None:
         """Forget the gradients and riders, keep the memory."""
-        is_small = all(flat.numel() * flat.element_size() <= _SMALL_BYTES for flat in self.flats)
-        if is_small or not self._views:
+        if self._is_copied:
             self.riders.zero_()
             for p in self.parameters:
                 p.grad = None

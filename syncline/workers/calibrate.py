@@ -248,6 +248,7 @@ class _Measurer:
 
     def __init__(self, trial: Trial, collective: Collective) -> None:
         self._trial, self._collective = trial, collective
+        self._has_few = False
 
     def choose_samples(self, tuning: Tuning) -> bool:
         """Take as many samples as make a step short enough on every worker. False if there is no such thing.
@@ -260,8 +261,10 @@ class _Measurer:
             return False
         more = min(2 * few, self._trial.samples)
         per_sample = (self._seconds_of(more, tuning) - seconds) / max(more - few, 1)
-        wanted = few + (_STEP_S - seconds) / max(per_sample, seconds / few / 10)
+        wanted = few + (_STEP_S - seconds) / max(per_sample, seconds / max(few, 1) / 10)
         self._trial.take(min(max(int(wanted), few), self._trial.samples))
+        # Shares may differ by a sample: whether those tried out are few is decided for all of them.
+        self._has_few = max(scale for (scale,) in self._told([self._trial.scale])) > _FEW
         return True
 
     def _seconds_of(self, samples: int, tuning: Tuning) -> float:
@@ -293,7 +296,7 @@ class _Measurer:
     def equip(self, tuning: Tuning) -> Equipped:
         """The tuning, with layers in the ways that are fastest in it."""
         equipped = with_layers(tuning, self.layers(tuning))
-        return equipped if self._trial.scale > _FEW else replace(equipped, layer_s={})
+        return equipped if self._has_few else replace(equipped, layer_s={})
 
     def layers(self, tuning: Tuning) -> dict[str, PassTimes]:
         """Seconds for the passes of each layer in each way, on the slowest worker."""

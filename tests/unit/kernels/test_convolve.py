@@ -45,7 +45,7 @@ def passes_by_kernels(layer: nn.Conv2d, x: torch.Tensor, dy: torch.Tensor) -> li
         ]
 
 
-def check(layer: nn.Conv2d, x: torch.Tensor) -> None:
+def assert_gives_what_torch_gives(layer: nn.Conv2d, x: torch.Tensor) -> None:
     assert convolve.suits(layer, x)
     dy = torch.randn_like(layer(x))
     for ours, theirs in zip(passes_by_kernels(layer, x, dy), passes_of_torch(layer, x, dy), strict=True):
@@ -69,7 +69,7 @@ def layers_with_inputs(draw: st.DrawFn) -> tuple[nn.Conv2d, torch.Tensor]:
 @settings(max_examples=200)
 @given(layers_with_inputs())
 def test_all_passes_give_what_torch_gives(given):
-    check(*given)
+    assert_gives_what_torch_gives(*given)
 
 
 @pytest.mark.parametrize(
@@ -89,7 +89,7 @@ def test_all_passes_give_what_torch_gives(given):
 )
 def test_shapes_at_which_the_work_is_cut_differently(layer, shape):
     torch.manual_seed(0)
-    check(layer.to(memory_format=torch.channels_last), channels_last(torch.randn(shape)))
+    assert_gives_what_torch_gives(layer.to(memory_format=torch.channels_last), channels_last(torch.randn(shape)))
 
 
 def test_weights_and_gradients_that_lie_otherwise_are_turned_around():

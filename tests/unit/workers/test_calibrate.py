@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import math
+from collections.abc import Callable
 from dataclasses import replace
 
 import pytest
@@ -308,3 +309,31 @@ def test_the_oldest_are_forgotten(monkeypatch, tmp_path):
         tuning_cache.remember(str(number), Tuning(threads=number + 1), ())
     assert tuning_cache.look_up("4") is None
     assert tuning_cache.look_up("204") == (Tuning(threads=205), ())
+
+
+@pytest.mark.parametrize("shares", [(8, 7), (1, 0)])
+def test_workers_with_other_shares_come_to_the_same_decision(monkeypatch, shares):
+    """Of eight samples five are few (8 / 5 > 1.5), of seven they are not; and one share may have none at all."""
+
+    def times(model: nn.Module, step: Callable[[], object], scale: float) -> dict[str, PassTimes]:
+        step()  # lays the model out
+        is_last = model[0].weight.is_contiguous(memory_format=torch.channels_last)
+        return {"0": dict.fromkeys(by_matrices_in(0.1), 0.1 if is_last else 0.5)}
+
+    monkeypatch.setattr("syncline.workers.calibrate.compare_layers", times)
+
+    def work(collective: Collective):
+        trial = trial_of(network(), samples=shares[collective.rank])
+        step = trial.step
+
+        def timed(tuning: Tuning) -> tuple[float, float]:
+            step(tuning)
+            slower = 1.2 if tuning.memory_format == "channels-last" else 1.0
+            return (0.05 + 0.0334 * len(trial.batch[0])) * slower, 1.0
+
+        trial.step = timed  # type: ignore[method-assign]
+        return calibrate(trial, make_plan_of(2, convolutions=True), Tuning(), collective)
+
+    first, second = run_on_threads(2, work)
+    assert first == second
+    assert first[0].memory_format == ("channels-last" if shares == (8, 7) else "contiguous")
