@@ -4,7 +4,7 @@ Here: `library`, which is None where they cannot be had, `why_not`, which says w
 for installing or for training: without a compiler, everything is torch's own. Not here: what the kernels compute
 (`convolve.py`, `max_pool.py`).
 
-They are compiled for the very processor that they run on, in about a second, and kept in the user's cache under a name
+They are compiled for the very processor that they run on, in some seconds, and kept in the user's cache under a name
 that depends on the source, on how it was compiled and on the processor.
 """
 
@@ -20,17 +20,19 @@ import re
 import shutil
 import subprocess
 import tempfile
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import torch
 
 __all__ = ["call", "library", "why_not"]
 
-_SOURCES = tuple(Path(__file__).with_name(name) for name in ("convolve.cpp", "max_pool.cpp"))
-_OPTIONS = ("-O3", "-march=native", "-shared", "-fPIC", "-std=gnu++17", "-fno-exceptions", "-fno-rtti")
+_SOURCES = sorted(Path(__file__).parent.glob("*.cpp"))
+_HEADERS = sorted(Path(__file__).parent.glob("*.h"))
+_OPTIONS = ("-O3", "-march=native", "-fPIC", "-std=gnu++17", "-fno-exceptions", "-fno-rtti")
 _COMPILERS = ("c++", "g++", "clang++")
 _LIMIT_S = 60.0
-"""How long compiling may take: it takes one second, but machines can be busy."""
+"""How long compiling may take: it takes some seconds, but machines can be busy."""
 
 
 class _CannotBeHad(Exception):
@@ -81,11 +83,23 @@ def _find_compiler() -> str:
 
 
 def _compile(compiler: str, to: Path) -> None:
+    """All sources at the same time, then what they become is put together."""
+    objects = [to.with_name(f"{source.stem}.o") for source in _SOURCES]
+    commands = [
+        [compiler, *_OPTIONS, "-c", "-o", str(made), str(source)]
+        for made, source in zip(objects, _SOURCES, strict=True)
+    ]
+    with ThreadPoolExecutor(len(commands)) as pool:
+        list(pool.map(_run, commands))  # the first that complains is heard
+    _run([compiler, *_OPTIONS, "-shared", "-o", str(to), *map(str, objects)])
+
+
+def _run(command: list[str]) -> None:
+    compiler = command[0]
     try:
         done = subprocess.run(
-            [compiler, *_OPTIONS, "-o", str(to), *map(str, _SOURCES)],
-            stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=_LIMIT_S, check=False,
-        )  # fmt: skip
+            command, stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=_LIMIT_S, check=False
+        )
     except subprocess.TimeoutExpired:
         raise _CannotBeHad(f"{compiler} had not compiled them after {_LIMIT_S:g} s") from None
     if done.returncode != 0:
@@ -107,7 +121,8 @@ def _cache_folder() -> Path:
 
 
 def _key(compiler: str) -> str:
-    facts = [*(source.read_text() for source in _SOURCES), *_OPTIONS, compiler, platform.machine(), _processor()]
+    sources = (path.read_text() for path in (*_SOURCES, *_HEADERS))
+    facts = [*sources, *_OPTIONS, compiler, platform.machine(), _processor()]
     return hashlib.sha256("\0".join(facts).encode()).hexdigest()[:32]
 
 

@@ -8,59 +8,14 @@
 //     input gradient run[pixel, r][k]  += sum over o of                     grad[pixel][o]   * weight[r][o][k]
 //     weight gradient weight[r][o][k]  += sum over pixels of                grad[pixel][o]   * run[pixel, r][k]
 //
-// Below, the innermost loops multiply ROWS x (VECS * 8) numbers that stay in registers; what they read again and again
-// is cut into panels that fit into the first-level cache. Nothing here depends on a particular processor: the vectors
-// are the compiler's own.
+// What multiplies is in products.h.
 
-#include <stdlib.h>
-#include <string.h>
+#include "products.h"
+#include "shape.h"
 
 namespace {
 
-typedef float Vec __attribute__((vector_size(32)));
-typedef float LooseVec __attribute__((vector_size(32), aligned(4), may_alias));
-
-constexpr int WIDTH = 8;    // floats in a vector
-constexpr int WIDEST = 3;   // vectors in a panel: 4 rows of 3 vectors, 3 operands and a factor fill 16 registers
-constexpr int DEPTH = 256;  // of a panel: 24 KB
-constexpr int PIXELS = 240; // at once; a multiple of 4, 6 and 8
-
-#if defined(__x86_64__)
-#define KEEP_IN_REGISTER(v) asm("" : "+x"(v))  // or gcc reads it from memory for each of its uses
-#else
-#define KEEP_IN_REGISTER(v)
-#endif
-#define ALONE __attribute__((noinline))  // inlined, the loops around these take the registers that they need
-
-inline Vec load(const float *at) { return *reinterpret_cast<const LooseVec *>(at); }
-inline void store(float *at, Vec v) { *reinterpret_cast<LooseVec *>(at) = v; }
-inline int least(int a, int b) { return a < b ? a : b; }
-inline int most(int a, int b) { return a > b ? a : b; }
-inline int whole(int floats) { return (floats + WIDTH - 1) / WIDTH * WIDTH; }
-
-struct Floats {
-    float *at;
-    explicit Floats(size_t count) {
-        const size_t bytes = (count + WIDTH) * sizeof(float);  // a last vector may reach over the end
-        at = static_cast<float *>(aligned_alloc(64, (bytes + 63) / 64 * 64));
-        if (!at) abort();
-        memset(at, 0, bytes);
-    }
-    ~Floats() { free(at); }
-    Floats(const Floats &) = delete;
-    Floats &operator=(const Floats &) = delete;
-};
-
-}  // namespace
-
-// What Python passes: sizes of images, kernels, steps and paddings.
-struct Shape {
-    int samples, height, width, channels, outputs;
-    int kernel_height, kernel_width, row_step, column_step, row_padding, column_padding;
-    int output_height, output_width;
-};
-
-namespace {
+constexpr int PIXELS = 240;  // at once; a multiple of 4, 6 and 8
 
 // Sizes in floats that all three passes need, and how samples are taken together.
 struct Geometry {
@@ -97,82 +52,6 @@ struct Geometry {
                 memcpy(samples + n * plain_sample + line * plain_row, from + n * padded_sample + inside(line), plain_row * 4);
     }
 };
-
-// The next panel of a matrix with so many vectors left: 3 of them, but rather 2 and 2 than 3 and 1.
-inline int panel_of(int vecs) { return vecs == 4 ? 2 : least(vecs, WIDEST); }
-
-#define FOR_PANELS(begin, vecs, floats) \
-    for (int begin = 0, vecs = panel_of(whole(floats) / WIDTH); begin < (floats); \
-         begin += vecs * WIDTH, vecs = panel_of((whole(floats) - begin) / WIDTH))
-
-// sums[i] (+)= product of row i, which has `parts` of `length` floats, with a panel.
-template <int ROWS, int VECS>
-ALONE void multiply(const float *const *rows, long offset, int parts, long apart, int length, const float *panel,
-                    float *const *sums, long sums_offset, bool adds_first, bool adds_last) {
-    Vec sum[ROWS][VECS];
-    for (int i = 0; i < ROWS; i++)
-        for (int v = 0; v < VECS; v++) sum[i][v] = adds_first ? load(sums[i] + sums_offset + v * WIDTH) : Vec{};
-    for (int part = 0; part < parts; part++) {
-        const float *row[ROWS];
-        for (int i = 0; i < ROWS; i++) row[i] = rows[i] + offset + part * apart;
-        for (int k = 0; k < length; k++, panel += VECS * WIDTH) {
-            Vec operand[VECS];
-            for (int v = 0; v < VECS; v++) {
-                operand[v] = load(panel + v * WIDTH);
-                KEEP_IN_REGISTER(operand[v]);
-            }
-            for (int i = 0; i < ROWS; i++)
-                for (int v = 0; v < VECS; v++) sum[i][v] += row[i][k] * operand[v];
-        }
-    }
-    // Rows of an input gradient lie on top of each other: what is there is read when the row before is written.
-    for (int i = 0; i < ROWS; i++)
-        for (int v = 0; v < VECS; v++) {
-            float *to = sums[i] + sums_offset + v * WIDTH;
-            store(to, adds_last ? load(to) + sum[i][v] : sum[i][v]);
-        }
-}
-
-template <int VECS>
-void multiply_all(const float *const *rows, int count, long offset, int parts, long apart, int length,
-                  const float *panel, float *const *sums, long sums_offset, bool adds_first, bool adds_last) {
-    constexpr int MANY = VECS == 1 ? 8 : VECS == 2 ? 6 : 4;
-    int i = 0;
-#define MULTIPLY(ROWS) \
-    for (; i + ROWS <= count; i += ROWS) \
-        multiply<ROWS, VECS>(rows + i, offset, parts, apart, length, panel, sums + i, sums_offset, adds_first, adds_last);
-    MULTIPLY(MANY)
-    MULTIPLY(2)
-    MULTIPLY(1)
-#undef MULTIPLY
-}
-
-void multiply_panel(int vecs, const float *const *rows, int count, long offset, int parts, long apart, int length,
-                    const float *panel, float *const *sums, long sums_offset, bool adds_first, bool adds_last) {
-    const auto multiply_these = vecs == 3 ? multiply_all<3> : vecs == 2 ? multiply_all<2> : multiply_all<1>;
-    multiply_these(rows, count, offset, parts, apart, length, panel, sums, sums_offset, adds_first, adds_last);
-}
-
-constexpr int COLUMNS = 4;  // outputs whose weight gradients are summed up at once
-
-// sums[o][0 : 8 VECS] += sum over pixels of columns[pixel][o] * runs[pixel][0 : 8 VECS], for OUTPUTS outputs.
-template <int OUTPUTS, int VECS>
-ALONE void add_outer(const float *columns, int pixels, const float *runs, float *sums) {
-    Vec sum[OUTPUTS][VECS];
-    for (int o = 0; o < OUTPUTS; o++)
-        for (int v = 0; v < VECS; v++) sum[o][v] = load(sums + (o * VECS + v) * WIDTH);
-    for (int p = 0; p < pixels; p++, columns += OUTPUTS, runs += VECS * WIDTH) {
-        Vec operand[VECS];
-        for (int v = 0; v < VECS; v++) {
-            operand[v] = load(runs + v * WIDTH);
-            KEEP_IN_REGISTER(operand[v]);
-        }
-        for (int o = 0; o < OUTPUTS; o++)
-            for (int v = 0; v < VECS; v++) sum[o][v] += columns[o] * operand[v];
-    }
-    for (int o = 0; o < OUTPUTS; o++)
-        for (int v = 0; v < VECS; v++) store(sums + (o * VECS + v) * WIDTH, sum[o][v]);
-}
 
 template <int VECS>
 void add_outer_all(const float *columns, int outputs, const float *const *rows, long offset, int pixels, float *runs,

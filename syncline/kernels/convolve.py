@@ -1,8 +1,8 @@
 """Convolutions of channels-last images by compiled code, for one thread of a CPU.
 
-Here: the three passes as functions of tensors, and `suits`, which says for what there is such code. The code itself,
-and why it is fast, is in `convolve.cpp`. Not here: which layers use it (`workers/convolutions.py`), and compiling
-(`build.py`).
+Here: the three passes as functions of tensors, each by one of two methods, and `suits`, which says for what there is
+such code. The code itself, and why it is fast, is in `convolve.cpp` ("plain" sums of products) and `winograd.cpp`
+(fewer products). Not here: which layers use it (`workers/convolutions.py`), and compiling (`build.py`).
 
 torch leaves convolutions to oneDNN. On processors with AVX2 alone that reaches the limit of the processor in the
 forward pass of wide layers, but two thirds of it in weight gradients, and less where channels are no multiple of 8.
@@ -12,17 +12,24 @@ from __future__ import annotations
 
 import ctypes
 import functools
+from typing import Literal
 
 import torch
 from torch import nn
 
 from syncline.kernels.build import call, library
 
-__all__ = ["forward", "input_gradient", "suits", "weight_gradient"]
+__all__ = ["Method", "forward", "input_gradient", "suits", "weight_gradient"]
+
+Method = Literal["plain", "winograd"]
+_PREFIXES: dict[Method, str] = {"plain": "convolve", "winograd": "winograd"}
+"""What the names of the compiled functions begin with."""
 
 
-def suits(layer: nn.Conv2d, x: torch.Tensor) -> bool:
+def suits(layer: nn.Conv2d, x: torch.Tensor, method: Method = "plain") -> bool:
     """Whether there is code for this layer, which is a plain one (one group, zeros for padding), and this input."""
+    if method == "winograd" and (layer.kernel_size not in ((3, 3), (5, 5)) or layer.stride != (1, 1)):
+        return False
     return (
         x.dtype == layer.weight.dtype == torch.float32
         and x.device.type == "cpu"
@@ -35,30 +42,36 @@ def suits(layer: nn.Conv2d, x: torch.Tensor) -> bool:
     )
 
 
-def forward(layer: nn.Conv2d, x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
+def forward(
+    layer: nn.Conv2d, x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, method: Method = "plain"
+) -> torch.Tensor:
     """What the layer gives out."""
     shape = _shape_of(layer, x.shape)
     y = _channels_last(x.shape[0], layer.out_channels, shape.output_height, shape.output_width)
-    call("convolve_forward", shape, x, _laid_out(weight), bias, y)
+    call(f"{_PREFIXES[method]}_forward", shape, x, _laid_out(weight), bias, y)
     return y
 
 
-def input_gradient(layer: nn.Conv2d, x: torch.Tensor, dy: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
+def input_gradient(
+    layer: nn.Conv2d, x: torch.Tensor, dy: torch.Tensor, weight: torch.Tensor, method: Method = "plain"
+) -> torch.Tensor:
     """The gradient of what went in; `dy` is that of what came out."""
     dx = _channels_last(*x.shape)
-    call("convolve_input_gradient", _shape_of(layer, x.shape), _laid_out(dy), _laid_out(weight), dx)
+    call(f"{_PREFIXES[method]}_input_gradient", _shape_of(layer, x.shape), _laid_out(dy), _laid_out(weight), dx)
     return dx
 
 
-def weight_gradient(layer: nn.Conv2d, x: torch.Tensor, dy: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+def weight_gradient(
+    layer: nn.Conv2d, x: torch.Tensor, dy: torch.Tensor, method: Method = "plain"
+) -> tuple[torch.Tensor, torch.Tensor]:
     """The gradients of weight and bias."""
     dweight, dbias = _channels_last(*layer.weight.shape), torch.empty(layer.out_channels)
-    call("convolve_weight_gradient", _shape_of(layer, x.shape), x, _laid_out(dy), dweight, dbias)
+    call(f"{_PREFIXES[method]}_weight_gradient", _shape_of(layer, x.shape), x, _laid_out(dy), dweight, dbias)
     return dweight, dbias
 
 
 class _Shape(ctypes.Structure):
-    """As `Shape` in `convolve.cpp`."""
+    """As `Shape` in `shape.h`."""
 
     _fields_ = tuple(
         (name, ctypes.c_int)

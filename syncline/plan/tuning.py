@@ -24,11 +24,11 @@ CHOICES: tuple[Choice, ...] = ("memory-format", "convolutions", "threads", "load
 
 Pass = Literal["forward", "input", "weight"]
 """Of a layer: its output, and the gradients of its input and of its weight."""
-Way = Literal["torch", "matrices", "compiled"]
+Way = Literal["torch", "matrices", "compiled", "winograd"]
 PASSES: tuple[tuple[Pass, tuple[Way, ...]], ...] = (
-    ("forward", ("torch", "compiled")),
-    ("input", ("torch", "compiled")),
-    ("weight", ("torch", "matrices", "compiled")),
+    ("forward", ("torch", "compiled", "winograd")),
+    ("input", ("torch", "compiled", "winograd")),
+    ("weight", ("torch", "matrices", "compiled", "winograd")),
 )
 """In which ways each can be computed; the first one is what is usual."""
 PassTimes = Mapping[tuple[Pass, Way], float]
@@ -236,7 +236,11 @@ def with_layers(tuning: Tuning, times: Mapping[str, PassTimes]) -> Equipped:
         if saved_s >= _LEAST_GAIN_S:
             layers[name] = ways
     findings = []
-    others: tuple[tuple[Way, str], ...] = (("compiled", "compiled code"), ("matrices", "matrices"))
+    others: tuple[tuple[Way, str], ...] = (
+        ("compiled", "compiled code"),
+        ("winograd", "Winograd's method"),
+        ("matrices", "matrices"),
+    )
     for way, by in others:
         taken = [(times[name], which) for name, ways in layers.items() for which, _ in PASSES if ways.of(which) == way]
         if taken:

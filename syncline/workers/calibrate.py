@@ -61,6 +61,7 @@ _STEP_S = 0.25
 _LONGEST_STEP_S = 1.0
 """If not even the fewest samples are done in this time, trying out would take too long."""
 _ROUNDS = 3
+"""How often each form is tried out after a first time; large models once less."""
 _HOPELESS = 2.0
 """What is so many times slower than the fastest is not tried a second time."""
 _APART = 0.1
@@ -285,7 +286,8 @@ class _Measurer:
             raise _NotToBeTriedOut
         limit = max(_HOPELESS * min(warm_up), 2 * _STEP_S)
         left = [k for k, seconds in enumerate(warm_up) if k == 0 or seconds <= limit]
-        rounds = [self._one_round([candidates[k] for k in left]) for _ in range(_ROUNDS)]
+        number = _ROUNDS if sum(warm_up[k] for k in left) < 2 * _STEP_S else _ROUNDS - 1
+        rounds = [self._one_round([candidates[k] for k in left]) for _ in range(number)]
         best = {k: min(times) for k, times in zip(left, zip(*rounds, strict=True), strict=True)}
         return [best.get(k, seconds) for k, seconds in enumerate(warm_up)]
 

@@ -6,7 +6,8 @@ Here: finding out what each layer gets to see, and timing all ways on inputs of 
 
 Whole steps would not tell: large models are tried out with few samples, and which way is faster depends on how many
 there are. So each layer is timed by itself, with as many samples as it will have or a good part of them; layers of one
-kind are timed once. A way that gives another result than torch's is not taken to be one.
+kind are timed once, and those that take longest in a step come first. A way that gives another result than torch's is
+not taken to be one.
 """
 
 from __future__ import annotations
@@ -27,11 +28,17 @@ __all__ = ["compare_layers"]
 
 _Layer: TypeAlias = nn.Conv2d | nn.MaxPool2d
 
-_REPEATS = 3
-_LONGEST_S = 2.5
+_REPEATS = 2
+"""After a first time."""
+_HOPELESS = 2.0
+"""What was so many times slower than the fastest the first time is not timed again."""
+_LONGEST_S = 1.8
 """Layers that are not reached within this time stay as they are."""
 _PASS_S = 0.007
 """A pass that is timed should take no longer, if a quarter of the samples is enough for that."""
+_LEAST_PIXELS = 2048
+"""Of the output: with fewer of them, what is done once for any number of samples (with the weights) would count for too
+much."""
 _MOST_BYTES = 64 * 2**20
 """Nor should what it reads and writes be larger."""
 _APART = 1e-3
@@ -43,14 +50,21 @@ def compare_layers(model: nn.Module, step: Callable[[], object], scale: float) -
     """Seconds for each layer's passes in all ways, when there are `scale` times the samples that `step` computes."""
     seen = _inputs(model, step)
     until = time.monotonic() + _LONGEST_S
-    by_kind: dict[object, PassTimes] = {}
-    told = {}
+    kinds: dict[object, list[str]] = {}
     for name, (layer, x) in seen.items():
-        kind = (repr(layer), x.shape, x.stride(), x.requires_grad)
-        if kind not in by_kind:
-            by_kind[kind] = _all_ways(layer, x, scale) if time.monotonic() < until else _NOT_MEASURED
-        told[name] = by_kind[kind]
+        kinds.setdefault((repr(layer), x.shape, x.stride(), x.requires_grad), []).append(name)
+    told = dict.fromkeys(seen, _NOT_MEASURED)
+    for names in sorted(kinds.values(), key=lambda names: len(names) * _work(*seen[names[0]]), reverse=True):
+        if time.monotonic() < until:
+            told.update(dict.fromkeys(names, _all_ways(*seen[names[0]], scale)))
     return told
+
+
+def _work(layer: _Layer, x: torch.Tensor) -> float:
+    """About how many operations a pass takes."""
+    if isinstance(layer, nn.MaxPool2d):
+        return x.numel()
+    return x.numel() / x.shape[1] * layer.weight.numel() / math.prod(layer.stride)
 
 
 def _inputs(model: nn.Module, step: Callable[[], object]) -> dict[str, tuple[_Layer, torch.Tensor]]:
@@ -88,16 +102,21 @@ def _of_convolution(layer: nn.Conv2d, few: torch.Tensor, samples: int) -> PassTi
     x, dy = _enough(layer, few, samples)
     times = dict(_NOT_MEASURED)
     for which, all_ways in PASSES:
-        ways = [way for way in all_ways if fits(layer, x, which, way, samples=samples)]
         if which == "input" and not few.requires_grad:
             times.update({(which, way): 0.0 for way in all_ways})
             continue
-        usual = compute(layer, which, "torch", x, dy)
-        ways = [way for way in ways if _is_the_same(compute(layer, which, way, x, dy), usual)]
-        for _ in range(_REPEATS):
-            for way in ways:
-                seconds = _time(layer, which, way, x, dy) * samples / x.shape[0]
-                times[which, way] = min(times[which, way], seconds)
+        usual, seconds = _timed(layer, which, "torch", x, dy)
+        first: dict[Way, float] = {"torch": seconds}
+        for way in all_ways[1:]:
+            if fits(layer, x, which, way, samples=samples):
+                result, seconds = _timed(layer, which, way, x, dy)
+                if _is_the_same(result, usual):
+                    first[way] = seconds
+        best = {way: s for way, s in first.items() if s <= _HOPELESS * min(first.values())}
+        for _ in range(_REPEATS if len(best) > 1 else 1):
+            best = {way: min(s, _timed(layer, which, way, x, dy)[1]) for way, s in best.items()}
+        for way, seconds in {**first, **best}.items():
+            times[which, way] = seconds * samples / x.shape[0]
     return times
 
 
@@ -126,9 +145,10 @@ def _enough(layer: nn.Conv2d, few: torch.Tensor, samples: int) -> tuple[torch.Te
     one = layer(few[:1])
     number = max(1, min(samples, _MOST_BYTES // (4 * (few[:1].numel() + one.numel()))))
     x, dy = _random(number, few), _random(number, one)
-    seconds = min(_time(layer, "forward", "torch", x, dy) for _ in range(2))
+    seconds = min(_timed(layer, "forward", "torch", x, dy)[1] for _ in range(2))
     if seconds > _PASS_S:
-        number = max(1, -(-number // 4), int(number * _PASS_S / seconds))
+        least = min(number, max(-(-number // 4), -(-_LEAST_PIXELS // one[0, 0].numel())))
+        number = max(1, least, int(number * _PASS_S / seconds))
     return x[:number], dy[:number]
 
 
@@ -139,10 +159,11 @@ def _random(samples: int, like: torch.Tensor) -> torch.Tensor:
     return torch.randn(samples, *like.shape[1:], generator=generator).contiguous(memory_format=form)
 
 
-def _time(layer: nn.Conv2d, which: Pass, way: Way, x: torch.Tensor, dy: torch.Tensor) -> float:
+def _timed(layer: nn.Conv2d, which: Pass, way: Way, x: torch.Tensor, dy: torch.Tensor) -> tuple[torch.Tensor, float]:
+    """What a pass gives, and how long it takes."""
     start = time.perf_counter()
-    compute(layer, which, way, x, dy)
-    return time.perf_counter() - start
+    result = compute(layer, which, way, x, dy)
+    return result, time.perf_counter() - start
 
 
 def _is_the_same(a: torch.Tensor, b: torch.Tensor) -> bool:

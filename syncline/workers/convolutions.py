@@ -5,8 +5,9 @@ each pass in each way, for whoever compares them. Not here: measuring which way 
 what decides (`plan/tuning.py`), and the compiled code (`kernels/`).
 
 A convolution has three passes: forward, and the gradients of its input and of its weight. torch leaves them to oneDNN.
-The other ways are compiled code, for all of them, and for the weight gradient a product of matrices. With the rows of D
-the gradient of each output pixel, and the rows of X the patch of the input that this pixel looks at,
+The other ways are compiled code, for all of them, with all products of a convolution or with fewer (Winograd's
+method), and for the weight gradient a product of matrices. With the rows of D the gradient of each output pixel, and
+the rows of X the patch of the input that this pixel looks at,
 
     dW = D' X,        D: (pixels, channels out),   X: (pixels, patch)
 
@@ -30,6 +31,8 @@ from syncline.plan.tuning import Pass, Way, Ways
 
 __all__ = ["candidates", "choose", "compute", "fits", "suits"]
 
+_METHODS: dict[Way, convolve.Method] = {"compiled": "plain", "winograd": "winograd"}
+"""The ways that are compiled code."""
 _MOST_PATCHES_BYTES = 64 * 2**20
 """Patches that take more are not written down: that memory is not for us to take, and it would be slow."""
 
@@ -68,8 +71,8 @@ def suits(layer: nn.Conv2d, x: torch.Tensor, *, needs_gradients: bool = True) ->
 
 def fits(layer: nn.Conv2d, x: torch.Tensor, which: Pass, way: Way, *, samples: int | None = None) -> bool:
     """Whether this way is there for this pass of a layer that it `suits`, with other `samples` than those of x."""
-    if way == "compiled":
-        return convolve.suits(layer, x)
+    if way in _METHODS:
+        return convolve.suits(layer, x, _METHODS[way])
     if way == "matrices":
         size = torch.Size((x.shape[0] if samples is None else samples, *x.shape[1:]))
         return which == "weight" and _patches_bytes(layer, size) <= _MOST_PATCHES_BYTES
@@ -91,16 +94,16 @@ def compute(layer: nn.Conv2d, which: Pass, way: Way, x: torch.Tensor, dy: torch.
 def _forward(
     layer: nn.Conv2d, way: Way, x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None
 ) -> torch.Tensor:
-    if way == "compiled":
-        return convolve.forward(layer, x, weight, bias)
+    if way in _METHODS:
+        return convolve.forward(layer, x, weight, bias, _METHODS[way])
     return nn.functional.conv2d(x, weight, bias, layer.stride, layer.padding, layer.dilation)
 
 
 def _input_gradient(
     layer: nn.Conv2d, way: Way, x: torch.Tensor, dy: torch.Tensor, weight: torch.Tensor
 ) -> torch.Tensor:
-    if way == "compiled":
-        return convolve.input_gradient(layer, x, dy, weight)
+    if way in _METHODS:
+        return convolve.input_gradient(layer, x, dy, weight, _METHODS[way])
     return _backward_of_torch(layer, x, dy, weight, (True, False, False))[0]
 
 
@@ -108,8 +111,8 @@ def _weight_gradients(
     layer: nn.Conv2d, way: Way, x: torch.Tensor, dy: torch.Tensor, weight: torch.Tensor, *, needs_bias: bool
 ) -> tuple[torch.Tensor, torch.Tensor | None]:
     """Those of weight and bias."""
-    if way == "compiled":
-        return convolve.weight_gradient(layer, x, dy)
+    if way in _METHODS:
+        return convolve.weight_gradient(layer, x, dy, _METHODS[way])
     if way == "matrices":
         return _by_matrices(layer, x, dy), dy.sum((0, 2, 3)) if needs_bias else None
     _, dweight, dbias = _backward_of_torch(layer, x, dy, weight, (False, True, needs_bias))

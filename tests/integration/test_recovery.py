@@ -93,7 +93,8 @@ def test_convolutions_in_other_ways_than_torchs_are_the_same_to_the_bit_too(tmp_
     remembered = tmp_path / "cache" / "syncline" / "tuning.json"
     found = json.loads(remembered.read_text())
     compiled = {"forward": "compiled", "input": "compiled", "weight": "compiled"}
-    ways = {"net.0": {**compiled, "weight": "matrices"}, "net.1": compiled, "net.2": compiled, "net.3": compiled}
+    winograd = dict.fromkeys(compiled, "winograd")
+    ways = {"net.0": {**compiled, "weight": "matrices"}, "net.1": compiled, "net.2": winograd, "net.3": compiled}
     for tuning, findings in found.values():
         tuning["layers"] = ways
         findings[:] = [vars(Finding(choice="convolutions", usual="a", other="b", speed=2.0, is_taken=True))]

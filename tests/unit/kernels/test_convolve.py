@@ -1,4 +1,5 @@
-"""The compiled convolutions: what torch computes, for every shape, and nothing is touched that is not theirs."""
+"""The compiled convolutions, by both methods: what torch computes, for every shape, and nothing is touched that is not
+theirs."""
 
 from __future__ import annotations
 
@@ -16,6 +17,8 @@ from syncline.kernels.build import call, why_not
 
 pytestmark = pytest.mark.skipif(bool(why_not()), reason=f"no kernels here: {why_not()}")
 
+PRECISION: dict[convolve.Method, float] = {"plain": 1e-5, "winograd": 1e-4}
+"""How far results may be from exact ones, as a part of the largest number in them."""
 GUARD = 64
 """Floats before and after a result that must stay as they are."""
 
@@ -36,28 +39,34 @@ def passes_of_torch(layer: nn.Conv2d, x: torch.Tensor, dy: torch.Tensor) -> list
     return [output.detach(), inputs.grad, exact.weight.grad, exact.bias.grad]
 
 
-def passes_by_kernels(layer: nn.Conv2d, x: torch.Tensor, dy: torch.Tensor) -> list[torch.Tensor]:
+def passes_by_kernels(
+    layer: nn.Conv2d, x: torch.Tensor, dy: torch.Tensor, method: convolve.Method
+) -> list[torch.Tensor]:
     with torch.no_grad():
         return [
-            convolve.forward(layer, x, layer.weight, layer.bias),
-            convolve.input_gradient(layer, x, dy, layer.weight),
-            *convolve.weight_gradient(layer, x, dy),
+            convolve.forward(layer, x, layer.weight, layer.bias, method),
+            convolve.input_gradient(layer, x, dy, layer.weight, method),
+            *convolve.weight_gradient(layer, x, dy, method),
         ]
 
 
-def assert_gives_what_torch_gives(layer: nn.Conv2d, x: torch.Tensor) -> None:
-    assert convolve.suits(layer, x)
+def assert_gives_what_torch_gives(layer: nn.Conv2d, x: torch.Tensor, method: convolve.Method) -> None:
+    assert convolve.suits(layer, x, method)
     dy = torch.randn_like(layer(x))
-    for ours, theirs in zip(passes_by_kernels(layer, x, dy), passes_of_torch(layer, x, dy), strict=True):
+    for ours, theirs in zip(passes_by_kernels(layer, x, dy, method), passes_of_torch(layer, x, dy), strict=True):
         assert ours.dtype == torch.float32
-        scale = theirs.abs().max().item()
-        torch.testing.assert_close(ours.double(), theirs, rtol=1e-5, atol=1e-5 * max(scale, 1.0))
+        scale, precision = theirs.abs().max().item(), PRECISION[method]
+        torch.testing.assert_close(ours.double(), theirs, rtol=precision, atol=precision * max(scale, 1.0))
 
 
 @st.composite
-def layers_with_inputs(draw: st.DrawFn) -> tuple[nn.Conv2d, torch.Tensor]:
-    kernel = (draw(st.integers(1, 5)), draw(st.integers(1, 5)))
-    step = (draw(st.integers(1, 3)), draw(st.integers(1, 3)))
+def layers_with_inputs(draw: st.DrawFn, method: convolve.Method) -> tuple[nn.Conv2d, torch.Tensor]:
+    if method == "plain":
+        kernel = (draw(st.integers(1, 5)), draw(st.integers(1, 5)))
+        step = (draw(st.integers(1, 3)), draw(st.integers(1, 3)))
+    else:
+        side = draw(st.sampled_from((3, 5)))
+        kernel, step = (side, side), (1, 1)
     padding = (draw(st.integers(0, 3)), draw(st.integers(0, 3)))
     sides = [max(1, size - 2 * pad) + draw(st.integers(0, 12)) for size, pad in zip(kernel, padding, strict=True)]
     torch.manual_seed(draw(st.integers(0, 9)))
@@ -67,9 +76,15 @@ def layers_with_inputs(draw: st.DrawFn) -> tuple[nn.Conv2d, torch.Tensor]:
 
 
 @settings(max_examples=200)
-@given(layers_with_inputs())
+@given(layers_with_inputs("plain"))
 def test_all_passes_give_what_torch_gives(given):
-    assert_gives_what_torch_gives(*given)
+    assert_gives_what_torch_gives(*given, "plain")
+
+
+@settings(max_examples=200)
+@given(layers_with_inputs("winograd"))
+def test_winograds_method_gives_what_torch_gives(given):
+    assert_gives_what_torch_gives(*given, "winograd")
 
 
 @pytest.mark.parametrize(
@@ -89,22 +104,44 @@ def test_all_passes_give_what_torch_gives(given):
 )
 def test_shapes_at_which_the_work_is_cut_differently(layer, shape):
     torch.manual_seed(0)
-    assert_gives_what_torch_gives(layer.to(memory_format=torch.channels_last), channels_last(torch.randn(shape)))
+    layer, x = layer.to(memory_format=torch.channels_last), channels_last(torch.randn(shape))
+    assert_gives_what_torch_gives(layer, x, "plain")
 
 
-def test_weights_and_gradients_that_lie_otherwise_are_turned_around():
+@pytest.mark.parametrize(
+    ("layer", "shape"),
+    [
+        pytest.param(nn.Conv2d(20, 50, 5), (64, 20, 12, 12), id="LeNet's second, in several parts"),
+        pytest.param(nn.Conv2d(64, 64, 3, padding=1), (3, 64, 32, 32), id="many tiles"),
+        pytest.param(nn.Conv2d(300, 80, 3, padding=1), (2, 300, 4, 4), id="deep, and fewer tiles than weights"),
+        pytest.param(nn.Conv2d(16, 300, 3, padding=1), (40, 16, 5, 5), id="more outputs than are summed up at once"),
+        pytest.param(nn.Conv2d(300, 16, 5, padding=2), (40, 300, 5, 5), id="the same the other way round"),
+        pytest.param(nn.Conv2d(1, 1, 3), (1, 1, 3, 3), id="one pixel"),
+        pytest.param(nn.Conv2d(4, 6, 3, padding=5), (2, 4, 3, 3), id="tiles that lie wholly in the padding"),
+    ],
+)
+def test_shapes_at_which_winograds_method_cuts_the_work_differently(layer, shape):
+    torch.manual_seed(0)
+    layer, x = layer.to(memory_format=torch.channels_last), channels_last(torch.randn(shape))
+    assert_gives_what_torch_gives(layer, x, "winograd")
+
+
+@pytest.mark.parametrize("method", PRECISION)
+def test_weights_and_gradients_that_lie_otherwise_are_turned_around(method):
     torch.manual_seed(0)
     layer, x = nn.Conv2d(5, 7, 3), channels_last(torch.randn(2, 5, 8, 8))
     dy = torch.randn(2, 7, 6, 6)
     assert not layer.weight.is_contiguous(memory_format=torch.channels_last)
-    for ours, theirs in zip(passes_by_kernels(layer, x, dy), passes_of_torch(layer, x, dy), strict=True):
-        torch.testing.assert_close(ours.double(), theirs, rtol=1e-5, atol=1e-4)
+    for ours, theirs in zip(passes_by_kernels(layer, x, dy, method), passes_of_torch(layer, x, dy), strict=True):
+        torch.testing.assert_close(ours.double(), theirs, rtol=PRECISION[method], atol=10 * PRECISION[method])
 
 
-def test_the_same_input_gives_the_same_bits():
+@pytest.mark.parametrize("method", PRECISION)
+def test_the_same_input_gives_the_same_bits(method):
     layer, x = nn.Conv2d(20, 50, 5), channels_last(torch.randn(16, 20, 12, 12))
     dy = channels_last(torch.randn(16, 50, 8, 8))
-    for a, b in zip(passes_by_kernels(layer, x, dy), passes_by_kernels(layer, x, dy), strict=True):
+    first, again = (passes_by_kernels(layer, x, dy, method) for _ in range(2))
+    for a, b in zip(first, again, strict=True):
         assert torch.equal(a, b)
 
 
@@ -120,7 +157,15 @@ def test_the_same_input_gives_the_same_bits():
     ],
 )
 def test_what_is_not_for_them_is_left_to_torch(layer, x):
-    assert not convolve.suits(layer, x)
+    assert not convolve.suits(layer, x, "plain")
+    assert not convolve.suits(layer, x, "winograd")
+
+
+@pytest.mark.parametrize("options", [{"kernel_size": 4}, {"kernel_size": (3, 5)}, {"kernel_size": 3, "stride": 2}])
+def test_winograds_method_is_for_some_kernels_only(options):
+    layer, x = nn.Conv2d(3, 4, **options), channels_last(torch.randn(2, 3, 8, 8))
+    assert convolve.suits(layer, x, "plain")
+    assert not convolve.suits(layer, x, "winograd")
 
 
 class AtTheEnd:
@@ -147,11 +192,13 @@ class AtTheEnd:
         return copy.copy_(tensor)
 
 
+@pytest.mark.parametrize(("method", "kernel"), [("plain", 3), ("winograd", 3), ("winograd", 5)])
 @pytest.mark.parametrize("padding", [0, 1])
 @pytest.mark.parametrize(("channels", "outputs"), [(1, 1), (3, 5), (5, 9), (8, 8), (13, 27)])
-def test_nothing_is_read_or_written_outside_the_tensors(channels, outputs, padding):
+def test_nothing_is_read_or_written_outside_the_tensors(channels, outputs, padding, method, kernel):
     at_the_end = AtTheEnd()
-    layer = nn.Conv2d(channels, outputs, 3, padding=padding)
+    prefix = convolve._PREFIXES[method]
+    layer = nn.Conv2d(channels, outputs, kernel, padding=padding)
     x, y = torch.randn(3, channels, 7, 7), layer(torch.zeros(3, channels, 7, 7)).detach()
     dy = torch.randn_like(y)
     weight, bias = at_the_end(layer.weight.detach()), at_the_end(layer.bias.detach())
@@ -160,9 +207,9 @@ def test_nothing_is_read_or_written_outside_the_tensors(channels, outputs, paddi
     shape = convolve._shape_of(layer, x.shape)
     got = []
     for name, inputs, results in (
-        ("convolve_forward", (xs, weight, bias), [y]),
-        ("convolve_input_gradient", (dys, weight), [x]),
-        ("convolve_weight_gradient", (xs, dys), [layer.weight.detach(), layer.bias.detach()]),
+        (f"{prefix}_forward", (xs, weight, bias), [y]),
+        (f"{prefix}_input_gradient", (dys, weight), [x]),
+        (f"{prefix}_weight_gradient", (xs, dys), [layer.weight.detach(), layer.bias.detach()]),
     ):
         room = [torch.full((tensor.numel() + GUARD,), 7.0) for tensor in results]  # before a result: untouched as well
         ends = [at_the_end(torch.zeros_like(tensor)) for tensor in results]
@@ -171,4 +218,4 @@ def test_nothing_is_read_or_written_outside_the_tensors(channels, outputs, paddi
         assert all((each[:GUARD] == 7.0).all() for each in room)
         got += ends
     for ours, theirs in zip(got, expected, strict=True):
-        torch.testing.assert_close(ours.double(), theirs, rtol=1e-5, atol=1e-4)
+        torch.testing.assert_close(ours.double(), theirs, rtol=PRECISION[method], atol=10 * PRECISION[method])

@@ -1,10 +1,13 @@
-"""Convolutions with weight gradients by matrices: the same values as torch's, and nothing else is different."""
+"""Convolutions in other ways than torch's: the same values as torch's, and nothing else is different."""
 
 from __future__ import annotations
 
 import copy
+import itertools
 import math
 import pickle
+import time
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -57,6 +60,7 @@ WAYS = [
     Ways(input="compiled"),
     Ways(weight="compiled"),
     Ways(forward="compiled", input="compiled", weight="compiled"),
+    Ways(forward="winograd", input="winograd", weight="winograd"),
 ]
 
 
@@ -185,6 +189,27 @@ def test_each_kind_of_layer_is_timed_once_with_the_samples_of_training(monkeypat
     assert told["0"] == told["1"]
     assert set(timed) == {(model[0], (8, 3, 6, 6)), (model[2], (8, 3, 6, 6))}
     assert not model[0]._forward_pre_hooks
+
+
+def test_layers_that_take_longest_come_first_and_those_not_reached_stay_as_they_are(monkeypatch):
+    model = nn.Sequential(nn.Conv2d(3, 8, 1), nn.Conv2d(8, 8, 3, padding=1), nn.Conv2d(8, 8, 3, padding=1))
+    seconds = itertools.count()
+    clock = SimpleNamespace(monotonic=lambda: next(seconds), perf_counter=time.perf_counter)
+    monkeypatch.setattr(comparing, "time", clock)
+    monkeypatch.setattr(comparing, "_LONGEST_S", 2)  # one look at the clock for the limit, and one for each kind
+    images = torch.randn(2, 3, 6, 6, requires_grad=True)
+    told = compare_layers(model, lambda: model(images), scale=1)
+    assert list(told) == ["0", "1", "2"]
+    assert told["1"] == told["2"]
+    assert told["1"]["forward", "torch"] < math.inf
+    assert set(told["0"].values()) == {math.inf}
+
+
+@pytest.mark.parametrize(("side", "samples"), [(64, 32), (8, 32), (4, 128)])
+def test_part_of_the_samples_is_enough_unless_that_leaves_few_pixels(monkeypatch, side, samples):
+    monkeypatch.setattr(comparing, "_PASS_S", 0.0)
+    x, dy = comparing._enough(nn.Conv2d(1, 1, 1), torch.zeros(1, 1, side, side), 128)
+    assert x.shape[0] == dy.shape[0] == samples
 
 
 def test_compiled_code_is_timed_where_images_lie_channels_last():
