@@ -41,6 +41,15 @@ struct Geometry {
         return sample * padded_sample + (long)(rest / s.output_width) * s.row_step * row
             + (long)(rest % s.output_width) * s.column_step * s.channels;
     }
+    // The same for some pixels, without a division for each.
+    void find(const float *samples, int first, int count, const float **rows) const {
+        int column = first % s.output_width;
+        const float *at = samples + begin(first);
+        for (int p = 0; p < count; p++, column++, at += (long)s.column_step * s.channels) {
+            if (column == s.output_width) column = 0, at = samples + begin(first + p);
+            rows[p] = at;
+        }
+    }
     void pad(const float *samples, int count, float *to) const {
         for (int n = 0; n < count; n++)
             for (int line = 0; line < s.height; line++)
@@ -78,6 +87,66 @@ void take_columns(const float *grads, int outputs, int pixels, float *columns, f
     }
 }
 
+// Runs that are shorter than two vectors, as in a first layer: vectors are made of outputs instead.
+
+constexpr int SHORT = 2 * WIDTH;  // in floats
+constexpr int PLACES = 5;         // of a run at once
+constexpr int GRADIENTS = 4096;   // at once, about
+
+// sums[k][0 : 8 VECS] += sum over pixels of some lines of x[pixel][k] * grads[pixel][0 : 8 VECS].
+template <int VECS>
+ALONE void add_lines(const float *x, long by_line, long by_pixel, const float *grads, int outputs, int lines, int pixels,
+                     float *sums, int wide) {
+    Vec sum[PLACES][VECS];
+    for (int k = 0; k < PLACES; k++)
+        for (int v = 0; v < VECS; v++) sum[k][v] = load(sums + k * wide + v * WIDTH);
+    for (int line = 0; line < lines; line++, x += by_line) {
+        const float *place = x;
+        for (int p = 0; p < pixels; p++, place += by_pixel, grads += outputs) {
+            Vec operand[VECS];
+            for (int v = 0; v < VECS; v++) {
+                operand[v] = load(grads + v * WIDTH);
+                KEEP_IN_REGISTER(operand[v]);
+            }
+            for (int k = 0; k < PLACES; k++)
+                for (int v = 0; v < VECS; v++) sum[k][v] += place[k] * operand[v];
+        }
+    }
+    for (int k = 0; k < PLACES; k++)
+        for (int v = 0; v < VECS; v++) store(sums + k * wide + v * WIDTH, sum[k][v]);
+}
+
+void weight_gradient_of_short_runs(const Geometry &g, const float *x, const float *dy, float *dweight, float *dbias) {
+    const Shape &s = g.s;
+    const int wide = whole(s.outputs), places = (g.run + PLACES - 1) / PLACES * PLACES;
+    const int at_once = most(1, GRADIENTS / (s.output_width * s.outputs));  // lines that stay in the cache
+    const long sample = (long)g.pixels_per_sample * s.outputs;
+    Floats sums((size_t)s.kernel_height * places * wide), image(g.padded_sample), last(sample);
+    add_up(dy, (long)s.samples * g.pixels_per_sample, s.outputs, dbias);
+    for (int n = 0; n < s.samples; n++) {
+        const float *from = x + n * g.plain_sample, *grads = dy + n * sample;
+        if (g.pads || n + 1 == s.samples) {  // the last places may reach over the end of x
+            g.pad(from, 1, image.at);
+            from = image.at;
+        }
+        if (n + 1 == s.samples) grads = static_cast<float *>(memcpy(last.at, grads, sample * sizeof(float)));
+        for (int line = 0; line < s.output_height; line += at_once)
+            for (int r = 0; r < s.kernel_height; r++)
+                for (int k = 0; k < places; k += PLACES)
+                    for (int o = 0; o < wide; o += 2 * WIDTH) {
+                        const auto add_these = o + 2 * WIDTH <= wide ? add_lines<2> : add_lines<1>;
+                        add_these(from + (line * s.row_step + r) * g.row + k, s.row_step * g.row, (long)s.column_step * s.channels,
+                                  grads + (long)line * s.output_width * s.outputs + o, s.outputs,
+                                  least(at_once, s.output_height - line), s.output_width,
+                                  sums.at + ((long)r * places + k) * wide + o, wide);
+                    }
+    }
+    for (int o = 0; o < s.outputs; o++)
+        for (int r = 0; r < s.kernel_height; r++)
+            for (int k = 0; k < g.run; k++)
+                dweight[((long)o * s.kernel_height + r) * g.run + k] = sums.at[((long)r * places + k) * wide + o];
+}
+
 }  // namespace
 
 extern "C" {
@@ -106,7 +175,7 @@ void convolve_forward(const Shape *shape, const float *x, const float *weight, c
         }
         for (int begin_pixel = 0; begin_pixel < pixels; begin_pixel += PIXELS) {
             const int some = least(PIXELS, pixels - begin_pixel);
-            for (int p = 0; p < some; p++) rows[p] = from + g.begin(begin_pixel + p);
+            g.find(from, begin_pixel, some, rows);
             for (int r = 0; r < s.kernel_height; r += at_once)
                 for (int k = 0; k < g.run; k += DEPTH) {
                     const int parts = least(at_once, s.kernel_height - r), length = least(DEPTH, g.run - k);
@@ -117,9 +186,13 @@ void convolve_forward(const Shape *shape, const float *x, const float *weight, c
                 }
             float *out = y + ((size_t)first * g.pixels_per_sample + begin_pixel) * s.outputs;
             for (int p = 0; p < some; p++, out += s.outputs) {
-                int o = 0;
-                for (; o + WIDTH <= s.outputs; o += WIDTH) store(out + o, bias ? load(to[p] + o) + load(bias + o) : load(to[p] + o));
-                for (; o < s.outputs; o++) out[o] = bias ? to[p][o] + bias[o] : to[p][o];
+                if (s.outputs < WIDTH) {
+                    for (int o = 0; o < s.outputs; o++) out[o] = bias ? to[p][o] + bias[o] : to[p][o];
+                    continue;
+                }
+                // The last vector takes some outputs once more rather than fewer than a vector.
+                for (int o = 0; o < s.outputs; o = next_vector(o, s.outputs))
+                    store(out + o, bias ? load(to[p] + o) + load(bias + o) : load(to[p] + o));
             }
         }
     }
@@ -169,6 +242,7 @@ void convolve_input_gradient(const Shape *shape, const float *dy, const float *w
 void convolve_weight_gradient(const Shape *shape, const float *x, const float *dy, float *dweight, float *dbias) {
     const Shape &s = *shape;
     const Geometry g(s);
+    if (g.run < SHORT) return weight_gradient_of_short_runs(g, x, dy, dweight, dbias);
     const int run = whole(g.run);
     Floats sums((size_t)s.kernel_height * s.outputs * run), columns((size_t)PIXELS * s.outputs), runs(PIXELS * WIDEST * WIDTH);
     Floats image(g.group * g.padded_sample);
@@ -183,7 +257,7 @@ void convolve_weight_gradient(const Shape *shape, const float *x, const float *d
         }
         for (int begin_pixel = 0; begin_pixel < pixels; begin_pixel += PIXELS) {
             const int some = least(PIXELS, pixels - begin_pixel);
-            for (int p = 0; p < some; p++) rows[p] = from + g.begin(begin_pixel + p);
+            g.find(from, begin_pixel, some, rows);
             take_columns(dy + ((size_t)first * g.pixels_per_sample + begin_pixel) * s.outputs, s.outputs, some, columns.at, dbias);
             for (int r = 0; r < s.kernel_height; r++)
                 FOR_PANELS(begin, vecs, g.run) {

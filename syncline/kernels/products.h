@@ -120,4 +120,27 @@ ALONE void add_outer(const float *columns, int pixels, const float *runs, float 
         for (int v = 0; v < VECS; v++) store(sums + (o * VECS + v) * WIDTH, sum[o][v]);
 }
 
+// Where the vectors of one pixel begin, if it has at least one: the last one takes some floats once more.
+inline int next_vector(int at, int floats) {
+    return at + 2 * WIDTH <= floats || at + WIDTH >= floats ? at + WIDTH : floats - WIDTH;
+}
+
+// The sum of some pixels.
+inline void add_up(const float *pixels, long count, int channels, float *sum) {
+    if (channels < WIDTH) {
+        memset(sum, 0, channels * sizeof(float));
+        for (long p = 0; p < count; p++)
+            for (int c = 0; c < channels; c++) sum[c] += pixels[p * channels + c];
+        return;
+    }
+    for (int c = 0; c < channels; c = next_vector(c, channels)) {
+        Vec some[4] = {};  // four sums that need not wait for each other
+        long p = 0;
+        for (; p + 4 <= count; p += 4)
+            for (int i = 0; i < 4; i++) some[i] += load(pixels + (p + i) * channels + c);
+        for (; p < count; p++) some[0] += load(pixels + p * channels + c);
+        store(sum + c, some[0] + some[1] + (some[2] + some[3]));
+    }
+}
+
 }  // namespace

@@ -402,12 +402,6 @@ void weight_gradient(const Shape &s, const float *x, const float *dy, float *dwe
     }
 }
 
-void add_up(const float *pixels, long count, int channels, float *sum) {
-    memset(sum, 0, channels * sizeof(float));
-    for (long p = 0; p < count; p++, pixels += channels)
-        for (int c = 0; c < channels; c++) sum[c] += pixels[c];
-}
-
 }  // namespace
 
 extern "C" {

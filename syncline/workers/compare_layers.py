@@ -124,7 +124,7 @@ def _of_pool(layer: nn.MaxPool2d, few: torch.Tensor, samples: int) -> PassTimes:
     """Both passes in one: they have to be of the same way."""
     number = max(1, min(samples, _MOST_BYTES // (4 * few[:1].numel())))
     x = _random(number, few).requires_grad_()
-    times = dict.fromkeys(_NOT_MEASURED, 0.0)
+    times = {(which, way): math.inf if which == "forward" else 0.0 for which, way in _NOT_MEASURED}
     seconds: dict[Way, list[float]] = {"torch": [], "compiled": []}
     results = {}
     for _ in range(1 + _REPEATS):

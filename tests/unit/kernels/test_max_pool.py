@@ -107,3 +107,4 @@ def test_both_ways_are_timed_where_a_gradient_is_needed():
     assert 0 < told["2"]["forward", "torch"] < 10
     assert 0 < told["2"]["forward", "compiled"] < 10
     assert told["2"]["weight", "torch"] == 0
+    assert told["2"]["forward", "winograd"] == math.inf, "there is no such way"
