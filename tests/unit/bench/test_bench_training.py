@@ -45,15 +45,18 @@ def test_each_model_is_compared_with_the_same_settings_and_with_defaults(monkeyp
         "training-lenet-same-settings": [("syncline", 1.25, "at least", "tuned DDP"), limit],
         "training-lenet-defaults": [
             ("syncline", 2.0, "at least", "plain DDP"),
-            *([("syncline --precision auto", 2.8, "at least", "plain DDP")] if has_bf16 else []),
+            ("syncline --precision auto", 2.8, "at least", "plain DDP"),
         ],
         "training-resnet18-same-settings": [limit],
         "training-resnet18-defaults": [
             ("syncline", 1.05, "at least", "plain DDP"),
-            *([("syncline --precision auto", 1.8, "at least", "plain DDP")] if has_bf16 else []),
+            ("syncline --precision auto", 1.8, "at least", "plain DDP"),
         ],
     }
     assert any("no instructions for bf16" in text for text in said) is not has_bf16
+    quick, _ = made(training, quick=True)
+    by_auto = [suite.name for suite in quick if any("auto" in contender.name for contender in suite.contenders)]
+    assert by_auto == (["training-lenet-defaults", "training-resnet18-defaults"] if has_bf16 else [])
 
 
 def test_speed_is_told_in_images_a_second() -> None:
