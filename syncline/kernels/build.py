@@ -29,7 +29,7 @@ __all__ = ["call", "library", "why_not"]
 
 _SOURCES = sorted(Path(__file__).parent.glob("*.cpp"))
 _HEADERS = sorted(Path(__file__).parent.glob("*.h"))
-_OPTIONS = ("-O3", "-march=native", "-fPIC", "-std=gnu++17", "-fno-exceptions", "-fno-rtti")
+_OPTIONS = ("-O3", "-march=native", "-fPIC", "-std=gnu++17")
 _COMPILERS = ("c++", "g++", "clang++")
 _LIMIT_S = 60.0
 """How long compiling may take: it takes some seconds, but machines can be busy."""
@@ -54,7 +54,8 @@ def call(name: str, shape: ctypes.Structure, *tensors: torch.Tensor | None) -> N
     kernels = library()
     assert kernels is not None, "called only where `suits` said yes"
     addresses = (None if tensor is None else ctypes.c_void_p(tensor.data_ptr()) for tensor in tensors)
-    kernels[name](ctypes.byref(shape), *addresses)
+    if kernels[name](ctypes.byref(shape), *addresses) != 0:
+        raise MemoryError("There is not enough memory for a convolution. Use a smaller batch, or --tune off.")
 
 
 @functools.cache
@@ -71,7 +72,7 @@ def _loaded() -> tuple[ctypes.CDLL | None, str]:
             loaded = ctypes.CDLL(str(fresh))  # it stays when the file is gone
             _keep(fresh, built)
             return loaded, ""
-    except (_CannotBeHad, OSError) as problem:
+    except (_CannotBeHad, OSError, RuntimeError) as problem:  # the last: no thread can be started
         return None, str(problem)
 
 

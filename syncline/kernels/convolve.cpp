@@ -147,13 +147,7 @@ void weight_gradient_of_short_runs(const Geometry &g, const float *x, const floa
                 dweight[((long)o * s.kernel_height + r) * g.run + k] = sums.at[((long)r * places + k) * wide + o];
 }
 
-}  // namespace
-
-extern "C" {
-
-// Weights are laid out (output, row, column, channel); bias may be null.
-void convolve_forward(const Shape *shape, const float *x, const float *weight, const float *bias, float *y) {
-    const Shape &s = *shape;
+void forward(const Shape &s, const float *x, const float *weight, const float *bias, float *y) {
     const Geometry g(s);
     const int depth = s.kernel_height * g.run, outputs = whole(s.outputs);
     Floats panels((size_t)depth * outputs), image(g.pads ? g.group * g.padded_sample : 1), sums((size_t)PIXELS * outputs);
@@ -198,8 +192,7 @@ void convolve_forward(const Shape *shape, const float *x, const float *weight, c
     }
 }
 
-void convolve_input_gradient(const Shape *shape, const float *dy, const float *weight, float *dx) {
-    const Shape &s = *shape;
+void input_gradient(const Shape &s, const float *dy, const float *weight, float *dx) {
     const Geometry g(s);
     const int run = whole(g.run);
     Floats panels((size_t)s.kernel_height * s.outputs * run), image(g.group * g.padded_sample);
@@ -239,8 +232,7 @@ void convolve_input_gradient(const Shape *shape, const float *dy, const float *w
     }
 }
 
-void convolve_weight_gradient(const Shape *shape, const float *x, const float *dy, float *dweight, float *dbias) {
-    const Shape &s = *shape;
+void weight_gradient(const Shape &s, const float *x, const float *dy, float *dweight, float *dbias) {
     const Geometry g(s);
     if (g.run < SHORT) return weight_gradient_of_short_runs(g, x, dy, dweight, dbias);
     const int run = whole(g.run);
@@ -274,6 +266,23 @@ void convolve_weight_gradient(const Shape *shape, const float *x, const float *d
                 memcpy(dweight + ((size_t)o * s.kernel_height + r) * g.run + begin, sum + (size_t)o * vecs * WIDTH,
                        least(vecs * WIDTH, g.run - begin) * 4);
         }
+}
+
+}  // namespace
+
+extern "C" {
+
+// Weights are laid out (output, row, column, channel); bias may be null.
+int convolve_forward(const Shape *s, const float *x, const float *weight, const float *bias, float *y) {
+    return tell([=] { forward(*s, x, weight, bias, y); });
+}
+
+int convolve_input_gradient(const Shape *s, const float *dy, const float *weight, float *dx) {
+    return tell([=] { input_gradient(*s, dy, weight, dx); });
+}
+
+int convolve_weight_gradient(const Shape *s, const float *x, const float *dy, float *dweight, float *dbias) {
+    return tell([=] { weight_gradient(*s, x, dy, dweight, dbias); });
 }
 
 }  // extern "C"

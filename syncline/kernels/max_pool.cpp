@@ -28,7 +28,7 @@ struct PoolShape {
 extern "C" {
 
 // As torch: of equal ones the first is the largest, and what is no number is larger than any.
-void max_pool_forward(const PoolShape *shape, const float *x, float *y, int8_t *places) {
+int max_pool_forward(const PoolShape *shape, const float *x, float *y, int8_t *places) {
     const PoolShape s = *shape;
     const long row = (long)s.width * s.channels;
     for (int n = 0; n < s.samples; n++)
@@ -60,9 +60,10 @@ void max_pool_forward(const PoolShape *shape, const float *x, float *y, int8_t *
                 y += s.channels;
                 places += s.channels;
             }
+    return 0;
 }
 
-void max_pool_input_gradient(const PoolShape *shape, const float *dy, const int8_t *places, float *dx) {
+int max_pool_input_gradient(const PoolShape *shape, const float *dy, const int8_t *places, float *dx) {
     const PoolShape s = *shape;
     const long row = (long)s.width * s.channels;
     const int rows = s.height / s.window_height * s.window_height, columns = s.width / s.window_width * s.window_width;
@@ -90,6 +91,7 @@ void max_pool_input_gradient(const PoolShape *shape, const float *dy, const int8
             memset(image + line * row + (long)columns * s.channels, 0, (size_t)(s.width - columns) * s.channels * 4);
         memset(image + rows * row, 0, (size_t)(s.height - rows) * row * 4);
     }
+    return 0;
 }
 
 }  // extern "C"

@@ -9,6 +9,8 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include <new>
+
 namespace {
 
 typedef float Vec __attribute__((vector_size(32)));
@@ -31,18 +33,35 @@ inline int least(int a, int b) { return a < b ? a : b; }
 inline int most(int a, int b) { return a > b ? a : b; }
 inline int whole(int floats) { return (floats + WIDTH - 1) / WIDTH * WIDTH; }
 
-struct Floats {
-    float *at;
-    explicit Floats(size_t count, bool are_zero = true) {
-        const size_t bytes = (count + WIDTH) * sizeof(float);  // a last vector may reach over the end
-        at = static_cast<float *>(aligned_alloc(64, (bytes + 63) / 64 * 64));
-        if (!at) abort();
-        if (are_zero) memset(at, 0, bytes);
+// Memory for the time of a call; std::bad_alloc if there is none.
+template <class T>
+struct Array {
+    T *at;
+    explicit Array(size_t count, bool is_zero = false) {
+        const size_t bytes = count * sizeof(T) + sizeof(Vec);  // a last vector may reach over the end
+        at = static_cast<T *>(aligned_alloc(64, (bytes + 63) / 64 * 64));
+        if (!at) throw std::bad_alloc();
+        if (is_zero) memset(at, 0, bytes);
     }
-    ~Floats() { free(at); }
-    Floats(const Floats &) = delete;
-    Floats &operator=(const Floats &) = delete;
+    ~Array() { free(at); }
+    Array(const Array &) = delete;
+    Array &operator=(const Array &) = delete;
 };
+
+struct Floats : Array<float> {
+    explicit Floats(size_t count, bool are_zero = true) : Array(count, are_zero) {}
+};
+
+// What Python is told: 0, or 1 if there was not enough memory. Nothing else can go wrong.
+template <class Compute>
+inline int tell(const Compute &compute) {
+    try {
+        compute();
+        return 0;
+    } catch (const std::bad_alloc &) {
+        return 1;
+    }
+}
 
 // The next panel of a matrix with so many vectors left: 3 of them, but rather 2 and 2 than 3 and 1.
 inline int panel_of(int vecs) { return vecs == 4 ? 2 : least(vecs, WIDEST); }

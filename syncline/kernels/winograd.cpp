@@ -286,10 +286,9 @@ void multiply_tiles(const Plan<KERNEL> &plan, const Tiled &from, const float *im
     FOR_PANELS(begin, vecs, to.channels) panels++;
     Floats values(POINTS * by_point, false), sums(POINTS * sums_by_point, false);
     Floats weights(panel_size * (is_one_part ? 1 : panels), false);
-    const float **rows = static_cast<const float **>(malloc(count * sizeof(float *)));
-    float **tos = static_cast<float **>(malloc(count * sizeof(float *)));
-    if (!rows || !tos) abort();
-    for (int t = 0; t < count; t++) rows[t] = values.at + (long)t * deep, tos[t] = sums.at + (long)t * wide;
+    Array<const float *> rows(count);
+    Array<float *> tos(count);
+    for (int t = 0; t < count; t++) rows.at[t] = values.at + (long)t * deep, tos.at[t] = sums.at + (long)t * wide;
     for (int first = 0; first < plan.tiles; first += count) {
         const int some = least(count, plan.tiles - first);
         take<Take>(plan, from, images, first, some, [&](int t, int c, const Vec *at_points) {
@@ -301,15 +300,15 @@ void multiply_tiles(const Plan<KERNEL> &plan, const Tiled &from, const float *im
             if (first == 0) take_weights<KERNEL>(plan.s, weight, columns_are_outputs, begin, vecs, panel, panel_by_point);
             for (int i = 0; i < POINTS; i++)
                 for (int k = 0; k < depth; k += DEPTH)
-                    multiply_panel(vecs, rows, some, i * by_point + k, 1, 0, least(DEPTH, depth - k),
-                                   panel + i * panel_by_point + (long)k * vecs * WIDTH, tos, i * sums_by_point, k > 0, false);
+                    multiply_panel(vecs, rows.at, some, i * by_point + k, 1, 0, least(DEPTH, depth - k),
+                                   panel + i * panel_by_point + (long)k * vecs * WIDTH, tos.at, i * sums_by_point, k > 0, false);
             for (int t = 0; t < some; t++) {
                 constexpr int PIXELS = Give::OUT * Give::OUT;
                 float *at[PIXELS];
                 plan.find(to, results, first + t, at);
                 for (int v = 0; v < vecs; v++) {
                     Vec at_points[POINTS], pixels[PIXELS];
-                    for (int i = 0; i < POINTS; i++) at_points[i] = load(tos[t] + i * sums_by_point + v * WIDTH);
+                    for (int i = 0; i < POINTS; i++) at_points[i] = load(tos.at[t] + i * sums_by_point + v * WIDTH);
                     transform<Give>(at_points, pixels);
                     const int c = begin + v * WIDTH;
                     for (int i = 0; i < PIXELS; i++)
@@ -318,8 +317,6 @@ void multiply_tiles(const Plan<KERNEL> &plan, const Tiled &from, const float *im
             }
         }
     }
-    free(rows);
-    free(tos);
 }
 
 template <int KERNEL>
@@ -407,17 +404,19 @@ void weight_gradient(const Shape &s, const float *x, const float *dy, float *dwe
 extern "C" {
 
 // Weights are laid out (output, row, column, channel); bias may be null.
-void winograd_forward(const Shape *s, const float *x, const float *weight, const float *bias, float *y) {
-    s->kernel_height == 3 ? forward<3>(*s, x, weight, bias, y) : forward<5>(*s, x, weight, bias, y);
+int winograd_forward(const Shape *s, const float *x, const float *weight, const float *bias, float *y) {
+    return tell([=] { s->kernel_height == 3 ? forward<3>(*s, x, weight, bias, y) : forward<5>(*s, x, weight, bias, y); });
 }
 
-void winograd_input_gradient(const Shape *s, const float *dy, const float *weight, float *dx) {
-    s->kernel_height == 3 ? input_gradient<3>(*s, dy, weight, dx) : input_gradient<5>(*s, dy, weight, dx);
+int winograd_input_gradient(const Shape *s, const float *dy, const float *weight, float *dx) {
+    return tell([=] { s->kernel_height == 3 ? input_gradient<3>(*s, dy, weight, dx) : input_gradient<5>(*s, dy, weight, dx); });
 }
 
-void winograd_weight_gradient(const Shape *s, const float *x, const float *dy, float *dweight, float *dbias) {
-    s->kernel_height == 3 ? weight_gradient<3>(*s, x, dy, dweight) : weight_gradient<5>(*s, x, dy, dweight);
-    add_up(dy, (long)s->samples * s->output_height * s->output_width, s->outputs, dbias);
+int winograd_weight_gradient(const Shape *s, const float *x, const float *dy, float *dweight, float *dbias) {
+    return tell([=] {
+        s->kernel_height == 3 ? weight_gradient<3>(*s, x, dy, dweight) : weight_gradient<5>(*s, x, dy, dweight);
+        add_up(dy, (long)s->samples * s->output_height * s->output_width, s->outputs, dbias);
+    });
 }
 
 }  // extern "C"

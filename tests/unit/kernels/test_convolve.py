@@ -5,6 +5,10 @@ from __future__ import annotations
 
 import ctypes
 import mmap
+import os
+import subprocess
+import sys
+from pathlib import Path
 
 import pytest
 import torch
@@ -219,3 +223,39 @@ def test_nothing_is_read_or_written_outside_the_tensors(channels, outputs, paddi
         got += ends
     for ours, theirs in zip(got, expected, strict=True):
         torch.testing.assert_close(ours.double(), theirs, rtol=PRECISION[method], atol=10 * PRECISION[method])
+
+
+WITHOUT_MEMORY = """
+import resource
+import torch
+from torch import nn
+from syncline.kernels import convolve
+from syncline.kernels.build import call, library
+
+library()
+layer = nn.Conv2d(512, 512, 3, padding=1).requires_grad_(False)
+x = torch.zeros(64, 512, 8, 8).contiguous(memory_format=torch.channels_last)
+dy, dweight, dbias = x.clone(), torch.ones(512, 3, 3, 512), torch.ones(512)
+for prefix in convolve._PREFIXES.values():
+    arguments = f"{prefix}_weight_gradient", convolve._shape_of(layer, x.shape), x, dy, dweight, dbias
+    used = int(open("/proc/self/statm").read().split()[0]) * resource.getpagesize()
+    resource.setrlimit(resource.RLIMIT_AS, (used + 2**20, -1))
+    try:
+        call(*arguments)
+    except MemoryError as error:
+        print(error)
+    resource.setrlimit(resource.RLIMIT_AS, (-1, -1))
+    call(*arguments)
+    assert not dweight.any(), "it works when there is memory again"
+    dweight.fill_(1)
+"""
+
+
+@pytest.mark.skipif(not Path("/proc/self/statm").exists(), reason="memory is limited as on Linux")
+def test_too_little_memory_is_an_error_and_not_the_end_of_the_process():
+    returned_at_once = {**os.environ, "MALLOC_MMAP_THRESHOLD_": "65536"}  # what is freed is no reserve for later
+    done = subprocess.run(
+        [sys.executable, "-c", WITHOUT_MEMORY], capture_output=True, text=True, timeout=120, env=returned_at_once
+    )
+    assert done.returncode == 0, done.stderr
+    assert [line[:31] for line in done.stdout.splitlines()] == 2 * ["There is not enough memory for "]
