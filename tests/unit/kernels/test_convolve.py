@@ -253,9 +253,9 @@ for prefix in convolve._PREFIXES.values():
 
 @pytest.mark.skipif(not Path("/proc/self/statm").exists(), reason="memory is limited as on Linux")
 def test_too_little_memory_is_an_error_and_not_the_end_of_the_process():
-    returned_at_once = {**os.environ, "MALLOC_MMAP_THRESHOLD_": "65536"}  # what is freed is no reserve for later
+    without_reserves = {**os.environ, "MALLOC_MMAP_THRESHOLD_": "65536", "MALLOC_ARENA_MAX": "1"}
     done = subprocess.run(
-        [sys.executable, "-c", WITHOUT_MEMORY], capture_output=True, text=True, timeout=120, env=returned_at_once
+        [sys.executable, "-c", WITHOUT_MEMORY], capture_output=True, text=True, timeout=120, env=without_reserves
     )
     assert done.returncode == 0, done.stderr
     assert [line[:31] for line in done.stdout.splitlines()] == 2 * ["There is not enough memory for "]
