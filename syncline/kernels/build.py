@@ -30,6 +30,7 @@ __all__ = ["call", "library", "why_not"]
 _SOURCES = sorted(Path(__file__).parent.glob("*.cpp"))
 _HEADERS = sorted(Path(__file__).parent.glob("*.h"))
 _OPTIONS = ("-O3", "-march=native", "-fPIC", "-std=gnu++17")
+_FOR_THREADS = ("-fopenmp",)
 _COMPILERS = ("c++", "g++", "clang++")
 _LIMIT_S = 60.0
 """How long compiling may take: it takes some seconds, but machines can be busy."""
@@ -37,6 +38,10 @@ _LIMIT_S = 60.0
 
 class _CannotBeHad(Exception):
     """Says why there are no kernels here."""
+
+
+class _DoesNotCompile(_CannotBeHad):
+    """With these options, at least."""
 
 
 def library() -> ctypes.CDLL | None:
@@ -84,15 +89,20 @@ def _find_compiler() -> str:
 
 
 def _compile(compiler: str, to: Path) -> None:
+    """With several threads if the compiler can do that, otherwise for one."""
+    try:
+        _compile_with([compiler, *_OPTIONS, *_FOR_THREADS], to)
+    except _DoesNotCompile:
+        _compile_with([compiler, *_OPTIONS], to)
+
+
+def _compile_with(compiler: list[str], to: Path) -> None:
     """All sources at the same time, then what they become is put together."""
     objects = [to.with_name(f"{source.stem}.o") for source in _SOURCES]
-    commands = [
-        [compiler, *_OPTIONS, "-c", "-o", str(made), str(source)]
-        for made, source in zip(objects, _SOURCES, strict=True)
-    ]
+    commands = [[*compiler, "-c", "-o", str(made), str(source)] for made, source in zip(objects, _SOURCES, strict=True)]
     with ThreadPoolExecutor(len(commands)) as pool:
         list(pool.map(_run, commands))  # the first that complains is heard
-    _run([compiler, *_OPTIONS, "-shared", "-o", str(to), *map(str, objects)])
+    _run([*compiler, "-shared", "-o", str(to), *map(str, objects)])
 
 
 def _run(command: list[str]) -> None:
@@ -105,7 +115,7 @@ def _run(command: list[str]) -> None:
         raise _CannotBeHad(f"{compiler} had not compiled them after {_LIMIT_S:g} s") from None
     if done.returncode != 0:
         first = next((line for line in done.stderr.splitlines() if "error" in line), f"code {done.returncode}")
-        raise _CannotBeHad(f"{compiler} does not compile them: {first.strip()}")
+        raise _DoesNotCompile(f"{compiler} does not compile them: {first.strip()}")
 
 
 def _keep(fresh: Path, kept: Path) -> None:
@@ -123,7 +133,7 @@ def _cache_folder() -> Path:
 
 def _key(compiler: str) -> str:
     sources = (path.read_text() for path in (*_SOURCES, *_HEADERS))
-    facts = [*sources, *_OPTIONS, compiler, platform.machine(), _processor()]
+    facts = [*sources, *_OPTIONS, *_FOR_THREADS, compiler, platform.machine(), _processor()]
     return hashlib.sha256("\0".join(facts).encode()).hexdigest()[:32]
 
 

@@ -1,4 +1,4 @@
-// Convolutions of channels-last images in float32, by one thread: forward, and the gradients of input, weight and bias.
+// Convolutions of channels-last images in float32: forward, and the gradients of input, weight and bias.
 //
 // Each is a product of matrices of which one, the patches of the input, is never written down. In a channels-last
 // image the part of a patch that lies in one row of the image is one run of floats in memory (kernel width x channels).
@@ -12,6 +12,7 @@
 
 #include "products.h"
 #include "shape.h"
+#include "threads.h"
 
 namespace {
 
@@ -274,15 +275,15 @@ extern "C" {
 
 // Weights are laid out (output, row, column, channel); bias may be null.
 int convolve_forward(const Shape *s, const float *x, const float *weight, const float *bias, float *y) {
-    return tell([=] { forward(*s, x, weight, bias, y); });
+    return forward_in_parts(*s, x, weight, bias, y, forward);
 }
 
 int convolve_input_gradient(const Shape *s, const float *dy, const float *weight, float *dx) {
-    return tell([=] { input_gradient(*s, dy, weight, dx); });
+    return input_gradient_in_parts(*s, dy, weight, dx, input_gradient);
 }
 
 int convolve_weight_gradient(const Shape *s, const float *x, const float *dy, float *dweight, float *dbias) {
-    return tell([=] { weight_gradient(*s, x, dy, dweight, dbias); });
+    return weight_gradient_in_parts(*s, x, dy, dweight, dbias, weight_gradient);
 }
 
 }  // extern "C"

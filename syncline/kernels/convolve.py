@@ -1,4 +1,4 @@
-"""Convolutions of channels-last images by compiled code, for one thread of a CPU.
+"""Convolutions of channels-last images by compiled code, on a CPU.
 
 Here: the three passes as functions of tensors, each by one of two methods, and `suits`, which says for what there is
 such code. The code itself, and why it is fast, is in `convolve.cpp` ("plain" sums of products) and `winograd.cpp`
@@ -78,25 +78,32 @@ class _Shape(ctypes.Structure):
         for name in (
             "samples", "height", "width", "channels", "outputs",
             "kernel_height", "kernel_width", "row_step", "column_step", "row_padding", "column_padding",
-            "output_height", "output_width",
+            "output_height", "output_width", "threads",
         )
     )  # fmt: skip
 
 
 def _shape_of(layer: nn.Conv2d, x: torch.Size) -> _Shape:
     assert not isinstance(layer.padding, str), "a plain layer has numbers there"
-    return _make_shape(tuple(x), layer.out_channels, layer.kernel_size, layer.stride, layer.padding)
+    return _make_shape(
+        tuple(x), layer.out_channels, layer.kernel_size, layer.stride, layer.padding, torch.get_num_threads()
+    )
 
 
 @functools.lru_cache(maxsize=1024)
 def _make_shape(
-    x: tuple[int, ...], outputs: int, kernel: tuple[int, ...], step: tuple[int, ...], padding: tuple[int, ...]
+    x: tuple[int, ...],
+    outputs: int,
+    kernel: tuple[int, ...],
+    step: tuple[int, ...],
+    padding: tuple[int, ...],
+    threads: int,
 ) -> _Shape:
     samples, channels, *sides = x
     reached = [
         (side + 2 * pad - size) // by + 1 for side, pad, size, by in zip(sides, padding, kernel, step, strict=True)
     ]
-    return _Shape(samples, *sides, channels, outputs, *kernel, *step, *padding, *reached)
+    return _Shape(samples, *sides, channels, outputs, *kernel, *step, *padding, *reached, threads)
 
 
 def _channels_last(*shape: int) -> torch.Tensor:

@@ -1,5 +1,5 @@
-// Convolutions of channels-last images in float32 with kernels of 3 x 3 or 5 x 5 and steps of one, by one thread, with
-// fewer multiplications: Winograd's way (Lavin & Gray 2016), for all three passes.
+// Convolutions of channels-last images in float32 with kernels of 3 x 3 or 5 x 5 and steps of one, with fewer
+// multiplications: Winograd's way (Lavin & Gray 2016), for all three passes.
 //
 // The output is cut into tiles of 4 x 4, each of which looks at 6 x 6 pixels of the input, or at 8 x 8 if the kernel is
 // the larger one. Pixels, weights and outputs are taken to be polynomials, and a convolution is their product. It is
@@ -16,6 +16,7 @@
 
 #include "products.h"
 #include "shape.h"
+#include "threads.h"
 
 namespace {
 
@@ -345,9 +346,10 @@ void add_outer_all(const float *columns, int outputs, int tiles, const float *ru
 }
 
 template <int KERNEL>
-void weight_gradient(const Shape &s, const float *x, const float *dy, float *dweight) {
+void weight_gradient(const Shape &s, const float *x, const float *dy, float *dweight, float *dbias) {
     constexpr int PLACES = KERNEL * KERNEL, SIDE = Plan<KERNEL>::SIDE, POINTS = SIDE * SIDE;
     const Plan<KERNEL> plan(s);
+    add_up(dy, (long)s.samples * s.output_height * s.output_width, s.outputs, dbias);
     const int channels = whole(s.channels), outputs = whole(s.outputs), count = plan.at_once(channels + outputs);
     const long by_point = (long)count * channels + GAP, columns_by_point = (long)count * outputs + GAP;
     const bool is_one_part = count >= plan.tiles;
@@ -405,18 +407,15 @@ extern "C" {
 
 // Weights are laid out (output, row, column, channel); bias may be null.
 int winograd_forward(const Shape *s, const float *x, const float *weight, const float *bias, float *y) {
-    return tell([=] { s->kernel_height == 3 ? forward<3>(*s, x, weight, bias, y) : forward<5>(*s, x, weight, bias, y); });
+    return forward_in_parts(*s, x, weight, bias, y, s->kernel_height == 3 ? forward<3> : forward<5>);
 }
 
 int winograd_input_gradient(const Shape *s, const float *dy, const float *weight, float *dx) {
-    return tell([=] { s->kernel_height == 3 ? input_gradient<3>(*s, dy, weight, dx) : input_gradient<5>(*s, dy, weight, dx); });
+    return input_gradient_in_parts(*s, dy, weight, dx, s->kernel_height == 3 ? input_gradient<3> : input_gradient<5>);
 }
 
 int winograd_weight_gradient(const Shape *s, const float *x, const float *dy, float *dweight, float *dbias) {
-    return tell([=] {
-        s->kernel_height == 3 ? weight_gradient<3>(*s, x, dy, dweight) : weight_gradient<5>(*s, x, dy, dweight);
-        add_up(dy, (long)s->samples * s->output_height * s->output_width, s->outputs, dbias);
-    });
+    return weight_gradient_in_parts(*s, x, dy, dweight, dbias, s->kernel_height == 3 ? weight_gradient<3> : weight_gradient<5>);
 }
 
 }  // extern "C"

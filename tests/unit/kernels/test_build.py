@@ -98,3 +98,12 @@ def test_what_is_no_library_is_not_loaded(monkeypatch, tmp_path):
     assert build.library() is None
     assert os.sep in build.why_not(), "the loader says which file it is about"
     assert not (tmp_path / "cache").exists()
+
+
+@has_compiler
+def test_a_compiler_that_knows_no_threads_is_good_enough(monkeypatch, tmp_path):
+    real = next(path for name in build._COMPILERS if (path := shutil.which(name)))
+    refuses = 'case "$*" in *-fopenmp*) echo "error: what is -fopenmp?" >&2; exit 1;; esac'
+    monkeypatch.setenv("CXX", compiler_that(tmp_path, f'{refuses}\nexec {real} "$@"'))
+    assert build.library() is not None
+    assert build.why_not() == ""

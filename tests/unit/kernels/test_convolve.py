@@ -149,6 +149,31 @@ def test_the_same_input_gives_the_same_bits(method):
         assert torch.equal(a, b)
 
 
+@pytest.fixture
+def threads():
+    """Set them; they are put back."""
+    before = torch.get_num_threads()
+    yield torch.set_num_threads
+    torch.set_num_threads(before)
+
+
+@pytest.mark.parametrize("number", [2, 3, 9])
+@pytest.mark.parametrize("method", PRECISION)
+def test_several_threads_share_the_samples(threads, method, number):
+    torch.manual_seed(0)
+    layer, x = nn.Conv2d(5, 9, 3), channels_last(torch.randn(7, 5, 10, 10))
+    dy = channels_last(torch.randn(7, 9, 8, 8))
+    threads(1)
+    alone = passes_by_kernels(layer, x, dy, method)
+    threads(number)
+    together, again = (passes_by_kernels(layer, x, dy, method) for _ in range(2))
+    for one, several in zip(alone[:2], together[:2], strict=True):
+        assert torch.equal(one, several), "each sample is computed as before"
+    for one, several in zip(alone[2:], together[2:], strict=True):
+        torch.testing.assert_close(one, several, rtol=PRECISION[method], atol=10 * PRECISION[method])
+    assert all(torch.equal(a, b) for a, b in zip(together, again, strict=True))
+
+
 @pytest.mark.parametrize(
     ("layer", "x"),
     [
