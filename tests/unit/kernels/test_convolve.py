@@ -79,13 +79,13 @@ def layers_with_inputs(draw: st.DrawFn, method: convolve.Method) -> tuple[nn.Con
     return layer.to(memory_format=torch.channels_last), channels_last(x)
 
 
-@settings(max_examples=200)
+@settings(max_examples=100)
 @given(layers_with_inputs("plain"))
 def test_all_passes_give_what_torch_gives(given):
     assert_gives_what_torch_gives(*given, "plain")
 
 
-@settings(max_examples=200)
+@settings(max_examples=100)
 @given(layers_with_inputs("winograd"))
 def test_winograds_method_gives_what_torch_gives(given):
     assert_gives_what_torch_gives(*given, "winograd")
