@@ -21,6 +21,7 @@ import torch
 
 from syncline.algorithms.partition import split
 from syncline.comms.barrier import LINE_BYTES
+from syncline.kernels.add_up import add_copies
 
 __all__ = ["SumAhead", "add_up"]
 
@@ -98,10 +99,13 @@ class SumAhead:
 def add_up(copies: Sequence[torch.Tensor], weights: Sequence[float], rank: int) -> None:
     """Replace all of these, one of each rank, by their weighted sum, with the bits of a sum in rank order.
 
-    Of two, weighted by powers of two, the order does not matter: then it begins with the rank's own copy, which lies in
-    the cache of its core.
+    Multiplying by powers of two is exact: then compiled code gives these bits in one pass. Of two, the order does not
+    matter either, and torch begins with the rank's own copy, which lies in the cache of its core.
     """
-    start = rank if len(copies) == 2 and all(math.frexp(w)[0] == 0.5 for w in weights) else 0
+    is_exact = all(math.frexp(weight)[0] == 0.5 for weight in weights)
+    if is_exact and add_copies(copies, weights):
+        return
+    start = rank if is_exact and len(copies) == 2 else 0
     total = copies[start]
     if weights[start] != 1:
         total.mul_(weights[start])

@@ -2,7 +2,7 @@
 
 Here: `library`, which is None where they cannot be had, `why_not`, which says why, and `call`. Nothing of it is needed
 for installing or for training: without a compiler, everything is torch's own. Not here: what the kernels compute
-(`convolve.py`, `max_pool.py`).
+(`convolve.py`, `max_pool.py`, `add_up.py`).
 
 They are compiled for the very processor that they run on, in some seconds, and kept in the user's cache under a name
 that depends on the source, on how it was compiled and on the processor.
@@ -20,14 +20,21 @@ import re
 import shutil
 import subprocess
 import tempfile
+from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from typing import Literal
 
 import torch
 
-__all__ = ["call", "library", "why_not"]
+__all__ = ["Group", "call", "library", "why_not"]
 
-_SOURCES = sorted(Path(__file__).parent.glob("*.cpp"))
+Group = Literal["layers", "sums"]
+_SOURCES: dict[Group, list[Path]] = {
+    "layers": [Path(__file__).with_name(name) for name in ("convolve.cpp", "max_pool.cpp", "winograd.cpp")],
+    "sums": [Path(__file__).with_name("add_up.cpp")],
+}
+"""What is compiled together: what every exchange needs takes a tenth of a second, convolutions take some."""
 _HEADERS = sorted(Path(__file__).parent.glob("*.h"))
 _OPTIONS = ("-O3", "-march=native", "-fPIC", "-std=gnu++17")
 _FOR_THREADS = ("-fopenmp",)
@@ -44,18 +51,18 @@ class _DoesNotCompile(_CannotBeHad):
     """With these options, at least."""
 
 
-def library() -> ctypes.CDLL | None:
+def library(group: Group = "layers") -> ctypes.CDLL | None:
     """The kernels: loaded, after they were compiled if need be."""
-    return _loaded()[0]
+    return _loaded(group)[0]
 
 
-def why_not() -> str:
+def why_not(group: Group = "layers") -> str:
     """Why there are none; empty if there are."""
-    return _loaded()[1]
+    return _loaded(group)[1]
 
 
 def call(name: str, shape: ctypes.Structure, *tensors: torch.Tensor | None) -> None:
-    """Call a kernel with the memory of these tensors, which live as long as the call: they are arguments here."""
+    """Call a layer's kernel with the memory of these tensors, which live as long as the call: they are arguments."""
     kernels = library()
     assert kernels is not None, "called only where `suits` said yes"
     addresses = (None if tensor is None else ctypes.c_void_p(tensor.data_ptr()) for tensor in tensors)
@@ -64,16 +71,16 @@ def call(name: str, shape: ctypes.Structure, *tensors: torch.Tensor | None) -> N
 
 
 @functools.cache
-def _loaded() -> tuple[ctypes.CDLL | None, str]:
+def _loaded(group: Group) -> tuple[ctypes.CDLL | None, str]:
     try:
         compiler = _find_compiler()
-        built = _cache_folder() / f"{_key(compiler)}.so"
+        built = _cache_folder() / f"{_key(compiler, _SOURCES[group])}.so"
         if built.exists():
             with contextlib.suppress(OSError):  # spoiled: compiled anew
                 return ctypes.CDLL(str(built)), ""
         with tempfile.TemporaryDirectory(prefix="syncline-kernels-") as folder:
             fresh = Path(folder) / built.name
-            _compile(compiler, fresh)
+            _compile(compiler, _SOURCES[group], fresh)
             loaded = ctypes.CDLL(str(fresh))  # it stays when the file is gone
             _keep(fresh, built)
             return loaded, ""
@@ -88,18 +95,18 @@ def _find_compiler() -> str:
     raise _CannotBeHad("there is no C++ compiler (g++ or clang++)")
 
 
-def _compile(compiler: str, to: Path) -> None:
+def _compile(compiler: str, sources: Sequence[Path], to: Path) -> None:
     """With several threads if the compiler can do that, otherwise for one."""
     try:
-        _compile_with([compiler, *_OPTIONS, *_FOR_THREADS], to)
+        _compile_with([compiler, *_OPTIONS, *_FOR_THREADS], sources, to)
     except _DoesNotCompile:
-        _compile_with([compiler, *_OPTIONS], to)
+        _compile_with([compiler, *_OPTIONS], sources, to)
 
 
-def _compile_with(compiler: list[str], to: Path) -> None:
+def _compile_with(compiler: list[str], sources: Sequence[Path], to: Path) -> None:
     """All sources at the same time, then what they become is put together."""
-    objects = [to.with_name(f"{source.stem}.o") for source in _SOURCES]
-    commands = [[*compiler, "-c", "-o", str(made), str(source)] for made, source in zip(objects, _SOURCES, strict=True)]
+    objects = [to.with_name(f"{source.stem}.o") for source in sources]
+    commands = [[*compiler, "-c", "-o", str(made), str(source)] for made, source in zip(objects, sources, strict=True)]
     with ThreadPoolExecutor(len(commands)) as pool:
         list(pool.map(_run, commands))  # the first that complains is heard
     _run([*compiler, "-shared", "-o", str(to), *map(str, objects)])
@@ -131,9 +138,9 @@ def _cache_folder() -> Path:
     return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "syncline" / "kernels"
 
 
-def _key(compiler: str) -> str:
-    sources = (path.read_text() for path in (*_SOURCES, *_HEADERS))
-    facts = [*sources, *_OPTIONS, *_FOR_THREADS, compiler, platform.machine(), _processor()]
+def _key(compiler: str, sources: Sequence[Path]) -> str:
+    texts = (path.read_text() for path in (*sources, *_HEADERS))
+    facts = [*texts, *_OPTIONS, *_FOR_THREADS, compiler, platform.machine(), _processor()]
     return hashlib.sha256("\0".join(facts).encode()).hexdigest()[:32]
 
 
