@@ -35,6 +35,7 @@ from syncline.comms.layout import NOTICE_BYTES, STAGE_BYTES, ControlLayout
 from syncline.comms.segment import Segment
 from syncline.comms.sum_ahead import SumAhead, add_up
 from syncline.errors import PeerLost, SynclineError
+from syncline.kernels.build import library
 
 __all__ = ["SharedMemory", "SharedMemoryFull"]
 
@@ -105,6 +106,7 @@ class SharedMemory:
         """A flat tensor in shared memory; `SharedMemoryFull` on every rank if there is no room for all the copies."""
         if device.type != "cpu":
             raise ValueError(f"Shared memory holds CPU tensors, not {device.type} tensors.")
+        library("sums")  # compiled now if need be, and not in the first exchange
         bytes_per_rank = _padded(numel) * dtype.itemsize
         memory = self._map_new_segment(bytes_per_rank * self.size)
         copies = [_tensor_in(memory, r * bytes_per_rank, numel, dtype) for r in range(self.size)]
