@@ -1,10 +1,10 @@
-"""How well LeNet in a Spark ML pipeline knows MNIST, trained on a DataFrame read from parquet.
+"""Test accuracy on MNIST of LeNet in a Spark ML pipeline, trained on a DataFrame read from parquet.
 
-python benchmarks/spark_mnist.py          (a Spark of its own with two slots; some minutes)
+python benchmarks/spark_mnist.py          (starts a local Spark with two slots; takes some minutes)
 
-A CrossValidator chooses between two learning rates; the best pipeline is saved, and loaded by a new process with a
-session of its own, which says how many of the test images it has right. The driver takes no result of more than a
-megabyte, a hundredth of the rows: if they passed through it, the fit would fail. That they would is tried first.
+A CrossValidator chooses between two learning rates. The best pipeline is saved, and loaded by a new process with its
+own session, which prints its test accuracy. The driver accepts no result of more than a megabyte, a hundredth of the
+rows: if they passed through it, the fit would fail. The script first checks that such a result does fail.
 """
 
 import os
@@ -25,11 +25,11 @@ from pyspark.sql import DataFrame, SparkSession
 import syncline
 import syncline.spark
 from syncline.data.named import named
-from syncline.zoo import lenet
+from syncline.models.zoo import lenet
 
 
 def make_parquet(folder: Path) -> None:
-    """One file each for training and test: the pixels as bytes, and which digit it is."""
+    """One file each for training and test: the pixels as bytes, and the digit."""
     mnist = named("mnist")
     for part in ("train", "test"):
         images, labels = mnist.load(mnist.locate(None, None), part)
@@ -48,22 +48,22 @@ def session_of_two() -> SparkSession:
     return session
 
 
-def judge() -> MulticlassClassificationEvaluator:
+def evaluator() -> MulticlassClassificationEvaluator:
     return MulticlassClassificationEvaluator(labelCol="digit", metricName="accuracy")
 
 
-def refuses_rows(train: DataFrame) -> bool:
+def rejects_rows(train: DataFrame) -> bool:
     try:
         train.collect()
-    except Py4JJavaError as refusal:
-        return "maxResultSize" in str(refusal)
+    except Py4JJavaError as error:
+        return "maxResultSize" in str(error)
     return False
 
 
 def fit(folder: Path) -> None:
     session = session_of_two()
     train = session.read.parquet(str(folder / "train.parquet"))
-    print("the driver refuses to take the rows:", refuses_rows(train))
+    print("the driver rejects the rows:", rejects_rows(train))
     learn = syncline.spark.Estimator(
         model=lenet.build((1, 28, 28), 10), loss="cross_entropy", optimizer=syncline.sgd(lr=0.01, momentum=0.9),
         features="image", label="digit", shape=(1, 28, 28), workers=2, epochs=3, batch=64, out=str(folder / "runs"),
@@ -71,12 +71,12 @@ def fit(folder: Path) -> None:
     )  # fmt: skip
     grid = ParamGridBuilder().addGrid(learn.lr, [0.002, 0.01]).build()
     pipeline = Pipeline(stages=[learn])
-    chooses = CrossValidator(estimator=pipeline, estimatorParamMaps=grid, evaluator=judge(), numFolds=2, seed=1)
+    validator = CrossValidator(estimator=pipeline, estimatorParamMaps=grid, evaluator=evaluator(), numFolds=2, seed=1)
     began = time.monotonic()
-    chosen = chooses.fit(train)
+    chosen = validator.fit(train)
     print(f"five fits of three epochs each in {time.monotonic() - began:.0f} s")
     for setting, accuracy in zip(grid, chosen.avgMetrics, strict=True):
-        print(f"lr {next(iter(setting.values()))}: {accuracy:.2%} in the folds left out")
+        print(f"lr {next(iter(setting.values()))}: {accuracy:.2%} in the held-out folds")
     chosen.bestModel.write().save(str(folder / "model"))
     session.stop()
 
@@ -84,7 +84,7 @@ def fit(folder: Path) -> None:
 def predict(folder: Path) -> None:
     session = session_of_two()
     predicted = PipelineModel.load(str(folder / "model")).transform(session.read.parquet(str(folder / "test.parquet")))
-    print(f"in a new session: {judge().evaluate(predicted):.2%} of the test images right")
+    print(f"in a new session: {evaluator().evaluate(predicted):.2%} test accuracy")
     session.stop()
 
 

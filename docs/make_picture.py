@@ -14,11 +14,11 @@ from pathlib import Path
 from rich.console import Console
 
 import syncline
+from syncline.observe.state import RunState
+from syncline.observe.terminal.result import result_panel
+from syncline.observe.terminal.screen import draw
 from syncline.telemetry.events import Event, Summary
 from syncline.telemetry.run_dir import RunDir
-from syncline.view.result import result_panel
-from syncline.view.screen import draw
-from syncline.view.state import RunState
 
 WIDTH = 100
 PICTURES = Path(__file__).parent / "pictures"

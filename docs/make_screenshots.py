@@ -23,14 +23,14 @@ from PIL import Image
 from playwright.sync_api import Browser, Page, sync_playwright
 
 from syncline.coordinator.requests import is_live
-from syncline.report.load import load
-from syncline.report.page import as_html
+from syncline.observe.live.follow import Follower
+from syncline.observe.live.server import WatchServer
+from syncline.observe.report.load import load
+from syncline.observe.report.report_page import as_html
+from syncline.observe.state import RunState
+from syncline.observe.terminal.screen import draw
 from syncline.telemetry.events import Event, Progress, WorkerReady
 from syncline.telemetry.run_dir import RunDir
-from syncline.view.screen import draw
-from syncline.view.state import RunState
-from syncline.watch.follow import Follower
-from syncline.watch.server import WatchServer
 
 PICTURES = Path(__file__).parent / "pictures"
 BROWSER = next((b for n in ("chromium", "chromium-browser", "google-chrome") if (b := shutil.which(n))), None)
@@ -85,7 +85,7 @@ def wait_for_step(run: Path, step: int) -> None:
 def kill_a_worker(run: Path, at_step: int) -> None:
     """So that there is something to see on the time axis."""
     wait_for_step(run, at_step)
-    ready = [e for e in RunDir(run).read_events() if isinstance(e, WorkerReady) and e.rank == 1]
+    ready = [e for e in RunDir(run).read_events() if isinstance(e, WorkerReady) and e.worker_id == 1]
     os.kill(ready[-1].pid, signal.SIGKILL)
 
 
@@ -136,7 +136,7 @@ def take(
 
 
 def save(picture: bytes, path: Path) -> None:
-    """With 256 colours: pages have few, and files in a repository should be small."""
+    """With 256 colors: pages have few, and files in a repository should be small."""
     with Image.open(io.BytesIO(picture)) as image:
         image.convert("RGB").quantize(256, dither=Image.Dither.NONE).save(path, optimize=True)
     assert path.stat().st_size < LARGEST_BYTES, f"{path} has {path.stat().st_size} bytes"

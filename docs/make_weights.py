@@ -14,14 +14,14 @@ import torch
 
 from syncline.cli.tasks import find_task
 from syncline.driver import run_task
+from syncline.models.zoo import pretrained
+from syncline.observe.observer import choose_view
 from syncline.task import LocatedData
-from syncline.view.observer import choose_view
 from syncline.workers.build import build_sources
-from syncline.zoo import shipped
 
 
 def make(run_file: Path) -> None:
-    found = find_task(str(run_file), {}, {}, None)
+    found = find_task(str(run_file), {}, {})
     task = found.task.with_defaults().located(found.data_dir, None)
     assert isinstance(task.data, LocatedData)
     with tempfile.TemporaryDirectory() as folder:
@@ -34,10 +34,12 @@ def make(run_file: Path) -> None:
         right = torch.cat([model(some).argmax(1) for some in inputs.split(500)]) == targets
     accuracy = right.double().mean().item()
     spec = task.model
-    shipped.save(run_file.with_suffix(".npz"), spec.name, spec.options, task.data.info, model, {"accuracy": accuracy})
+    pretrained.save(
+        run_file.with_suffix(".npz"), spec.name, spec.options, task.data.info, model, {"accuracy": accuracy}
+    )
     print(f"{run_file.stem}: {accuracy:.2%} on {task.data.info.test_samples:,} test samples")  # noqa: T201
 
 
 if __name__ == "__main__":
-    for path in sorted(shipped.FOLDER.glob("*.toml")):
+    for path in sorted(pretrained.FOLDER.glob("*.toml")):
         make(path)

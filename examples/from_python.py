@@ -1,4 +1,4 @@
-"""From one process to many workers in Python: `workers=` is the only thing that changes.
+"""Train with several workers from Python: set `workers=`.
 
 python from_python.py
 """

@@ -1,9 +1,9 @@
-"""Your own training loop on many workers.
+"""Run your own training loop on several workers.
 
     python my_loop.py                        one process
     syncline run my_loop.py --workers 4      four workers, the same parameters
 
-The lines marked with + are all that was added.
+Only the lines marked with + were added.
 """
 
 import torch

@@ -1,4 +1,4 @@
-"""Any model, loss and data, as a task:
+"""Define any model, loss and data as a task:
 
 syncline train my_task.py:task --workers 4
 """
@@ -10,7 +10,7 @@ import syncline
 
 
 class Spiral(torch.utils.data.Dataset):
-    """Three spirals in the plane; which one does a point belong to?"""
+    """Points on three spirals in the plane; the label is the spiral."""
 
     def __init__(self, count: int, seed: int) -> None:
         generator = torch.Generator().manual_seed(seed)

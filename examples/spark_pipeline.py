@@ -1,7 +1,7 @@
-"""A Spark ML pipeline with a torch model in it, on a parquet file of handwritten digits that it makes itself.
+"""A Spark ML pipeline with a torch model, trained on a Parquet file of handwritten digits.
 
-python examples/spark_pipeline.py                                        (a Spark of its own)
-spark-submit --master spark://HOST:7077 examples/spark_pipeline.py       (a cluster; see docs/spark.md)
+python examples/spark_pipeline.py                                        (local Spark)
+spark-submit --master spark://HOST:7077 examples/spark_pipeline.py       (cluster; see docs/spark.md)
 """
 
 import os
@@ -12,24 +12,23 @@ from pyspark.ml import Pipeline, PipelineModel
 from pyspark.ml.evaluation import MulticlassClassificationEvaluator
 from pyspark.ml.feature import VectorAssembler
 from pyspark.sql import SparkSession
+from sklearn.datasets import load_digits
 from torch import nn
 
 import syncline
 import syncline.spark
-from syncline.data.named import named
 
 
 def make_parquet(session: SparkSession, path: str) -> None:
-    """Stands for what is in your data lake: 64 columns of numbers, and one that says which digit it is."""
-    digits = named("digits")
-    images, labels = digits.load(digits.locate(None, None), "train")
+    """Stands in for your data lake: 64 numeric columns, and one with the digit."""
+    images, labels = load_digits(return_X_y=True)
     columns = [f"pixel{k}" for k in range(64)]
-    rows = [(*map(float, image.ravel()), int(label)) for image, label in zip(images, labels, strict=True)]
+    rows = [(*map(float, image / 16), int(label)) for image, label in zip(images, labels, strict=True)]
     session.createDataFrame(rows, [*columns, "digit"]).write.parquet(path)
 
 
 def main() -> None:
-    # Otherwise Spark takes whichever python3 comes first on the PATH, and that one may have neither torch nor this.
+    # Otherwise Spark starts the first python3 on the PATH, which may lack torch and Syncline.
     os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
     session = SparkSession.builder.appName("digits").getOrCreate()
     with tempfile.TemporaryDirectory() as folder:
@@ -47,8 +46,8 @@ def main() -> None:
 
         fitted.write().overwrite().save(f"{folder}/model")
         predicted = PipelineModel.load(f"{folder}/model").transform(test)
-        judge = MulticlassClassificationEvaluator(labelCol="digit", metricName="accuracy")
-        print(f"accuracy on new digits: {judge.evaluate(predicted):.3f}")
+        evaluator = MulticlassClassificationEvaluator(labelCol="digit", metricName="accuracy")
+        print(f"accuracy on new digits: {evaluator.evaluate(predicted):.3f}")
     session.stop()
 
 

@@ -1,8 +1,8 @@
-"""The driver: from what the user asks for to a result. Plan, launch, supervise, return.
+"""The driver: plan, launch, supervise, return the result.
 
-Here: `train`, `run_script` and `resume`, and the order of things on the driver's side. Not here: reading flags
-(`cli/`), deciding (`plan/`, `coordinator/supervision.py`), training (`workers/`). torch is not imported here unless it
-must be: while the driver gets ready, the engine is already importing it for the workers.
+Here: `train`, `run_script` and `resume`. Not here: reading flags (`cli/`), deciding (`planning/`,
+`coordinator/supervision.py`), training (`workers/`). The driver avoids importing torch: while it gets ready, the engine
+already imports it for the workers.
 """
 
 from __future__ import annotations
@@ -17,36 +17,36 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from syncline import payload
+from syncline import task_file
 from syncline.config.run import RunConfig
-from syncline.coordinator.cause import explain_failure
 from syncline.coordinator.coordinator import Coordinator
+from syncline.coordinator.root_cause import explain_failure
 from syncline.data.ledger_file import put_back
 from syncline.data.named import Progress
 from syncline.engines.choose import engine_for
 from syncline.engines.engine import Engine
 from syncline.engines.network import Network
-from syncline.errors import ConfigError, Interrupted, SynclineError, nearest
-from syncline.plan.machine import Machine
-from syncline.plan.plan import Plan
-from syncline.plan.planner import TaskFacts, make_plan
+from syncline.errors import ConfigError, Interrupted, SynclineError, check_options
+from syncline.observe.observer import Observer, WithoutEnd, choose_view
+from syncline.planning.machine import Machine
+from syncline.planning.plan import Plan
+from syncline.planning.planner import TaskFacts, make_plan
 from syncline.result import Result
+from syncline.strategies import explain as strategy_text
 from syncline.strategies.reading import read_strategy
-from syncline.strategies.words import in_words
 from syncline.task import Script, Task
 from syncline.telemetry.events import (
     CheckpointSaved,
     Event,
-    Noted,
+    FatalFailure,
+    InfoMessage,
     RunEnded,
     RunStarted,
     Summary,
-    Warned,
-    WorkerFailure,
+    WarningMessage,
     to_line,
 )
 from syncline.telemetry.run_dir import EventLog, RunDir
-from syncline.view.observer import Observer, UntilTheEnd, choose_view
 
 __all__ = ["explain_task", "resume", "run_script", "run_task", "train"]
 
@@ -72,25 +72,20 @@ def train(
     """Train `model` on `data` with many workers, and return the trained model and its metrics.
 
     Names or objects: `model` is an nn.Module, a function that makes one, or a name such as 'lenet'; `data` and `test`
-    are Datasets, tensors, arrays, (inputs, targets) or a name such as 'mnist'; loss, optimiser, schedule and metrics go
+    are Datasets, tensors, arrays, (inputs, targets) or a name such as 'mnist'; loss, optimizer, schedule and metrics go
     by torch's and torchmetrics' names or are callables. `settings` are those of `RunConfig`: workers, epochs, ...
 
     >>> result = syncline.train(model=Net(), data=train_set, test=test_set, workers=4)   # doctest: +SKIP
     >>> result.metrics["test/accuracy"], result.model, result.run_dir                    # doctest: +SKIP
     """
-    known = [f.name for f in dataclasses.fields(RunConfig)]
-    for name in settings:
-        if name not in known:
-            close = nearest(name, known)
-            hint = f" Did you mean {close[0]!r}?" if close else f" There are: {', '.join(known)}."
-            raise ConfigError(f"syncline.train has no setting {name!r}.{hint}")
+    check_options("syncline.train", settings, [f.name for f in dataclasses.fields(RunConfig)], kind="setting")
     if "strategy" in settings:
         settings["strategy"] = str(settings["strategy"])  # a Strategy prints as what is read back
     task = Task(
         model=model, data=data, test=test, loss=loss, optimizer=optimizer, schedule=schedule, metrics=metrics,
         weight_decay=weight_decay, clip_norm=clip_norm, augment=augment,
     )  # fmt: skip
-    view = UntilTheEnd(choose_view(quiet=quiet, json=False))  # a failure is told by the exception
+    view = WithoutEnd(choose_view(quiet=quiet, json=False))  # the exception reports a failure
     return run_task(task, RunConfig(**settings), view, data_dir=Path(data_dir) if data_dir else None)
 
 
@@ -104,61 +99,55 @@ def run_task(
     data_dir: Path | None = None,
     progress: Progress | None = None,
 ) -> Result:
-    """Train a task as `config` says, showing it in `view`; on an `engine` that is getting ready already, if given.
+    """Train a task and show it in `view`, on an `engine` that is starting already, if given.
 
-    Otherwise the workers are put where `network` says; None is this machine.
+    Otherwise a local engine runs the workers on the hosts of `network`, by default on this machine.
     """
-    read_strategy(config.strategy)  # a mistake is answered before anything starts
-    engine = engine or engine_for(config.engine, network)  # first of all: it takes a second to get ready
-    try:
+    read_strategy(config.strategy)  # an invalid strategy fails before anything starts
+    engine = engine or engine_for(config.engine, network)  # first, because it takes a second to start
+    with closing(view), closing(engine):
         task = task.with_defaults().located(data_dir, progress)
         facts = task.facts()
-        return _run(_Order(facts, config, task, engine, view))
-    finally:
-        engine.close()
-        view.close()
+        return _run(_RunRequest(facts, config, task, engine, view))
 
 
 def explain_task(task: Task, config: RunConfig, *, data_dir: Path | None = None) -> str:
-    """What a run would do, in words; nothing is started."""
+    """Describe what a run would do; nothing is started."""
     strategy = read_strategy(config.strategy)
     task = task.with_defaults().located(data_dir, None)
-    plan = make_plan(task.facts(), config, Machine.here(), _resolve_device(config.device))
-    from syncline.workers.entry import parameter_shapes  # brings torch
+    plan = make_plan(task.facts(), config, Machine.here())
+    from syncline.workers.entry import parameter_shapes  # imports torch
 
-    return "\n".join([plan.in_words(), *in_words(strategy, plan.size, parameter_shapes(task))])
+    return "\n".join([plan.describe(), *strategy_text.explain(strategy, plan.size, parameter_shapes(task))])
 
 
 def run_script(script: Script, config: RunConfig, view: Observer) -> Result:
-    """Run a user's own training loop on many workers."""
-    read_strategy(config.strategy)  # a mistake is answered before anything starts
+    """Run a user's own training loop on several workers."""
+    read_strategy(config.strategy)  # an invalid strategy fails before anything starts
     if not Path(script.path).is_file():
-        raise ConfigError(f"There is no file {script.path}.")
+        raise ConfigError(f"There is no file {script.path}.", code="no-file", path=script.path)
     engine = engine_for(config.engine)
-    try:
+    with closing(view), closing(engine):
         facts = TaskFacts(kind="own-loop", model=Path(script.path).stem, data="own", fingerprint=f"{script.path}")
         script = Script(str(Path(script.path).resolve()), script.arguments)
-        return _run(_Order(facts, config, script, engine, view))
-    finally:
-        engine.close()
-        view.close()
+        return _run(_RunRequest(facts, config, script, engine, view))
 
 
 def resume(run_dir: str | Path, view: Observer | None = None, *, quiet: bool = False, **changes: Any) -> Result:
-    """Go on with a run that was stopped or crashed, at the exact sample; `changes` are settings to change, such as
-    workers or epochs.
-    """
+    """Resume an interrupted run from the exact sample; `changes` are settings to change, such as workers or epochs."""
     found = RunDir.existing(Path(run_dir))
-    if not found.payload.exists():
+    if not found.task_file.exists():
         raise ConfigError(
-            f"The task of {run_dir} was too large to be kept with the run. "
-            f"Run the same script again with resume={str(run_dir)!r}."
+            f"The task of {run_dir} was too large to be saved with the run. "
+            f"Run the same script again with resume={str(run_dir)!r}.",
+            code="no-task",
+            run_dir=str(run_dir),
         )
     config = RunConfig(**{**json.loads(found.config.read_text()), "resume": str(found.path), **changes})
-    view = view or UntilTheEnd(choose_view(quiet=quiet, json=False))
+    view = view or WithoutEnd(choose_view(quiet=quiet, json=False))
     engine = engine_for(config.engine)
-    try:
-        what = payload.read(found.payload)
+    with closing(view), closing(engine):
+        what = task_file.read(found.task_file)
         old = found.read_plan()
         facts = TaskFacts(
             kind=old["kind"], model=old["model"], data=old["data"], fingerprint=old["fingerprint"],
@@ -166,15 +155,12 @@ def resume(run_dir: str | Path, view: Observer | None = None, *, quiet: bool = F
             recommended_epochs=old["epochs"], recommended_batch=old["batch"],
             clip_norm=what.clip_norm if isinstance(what, Task) else None,
         )  # fmt: skip
-        return _run(_Order(facts, config, what, engine, view))
-    finally:
-        engine.close()
-        view.close()
+        return _run(_RunRequest(facts, config, what, engine, view))
 
 
 @dataclass(frozen=True)
-class _Order:
-    """One run to be done."""
+class _RunRequest:
+    """One run to carry out."""
 
     facts: TaskFacts
     config: RunConfig
@@ -184,43 +170,43 @@ class _Order:
 
 
 class _Emitter:
-    """Writes each event to the run directory and shows it; remembers what the end of the run needs.
+    """Writes each event to the run directory and shows it; remembers the last checkpoint.
 
-    A disk that is full is no reason to end a run: the event is then only shown, and the user told once.
+    A full disk does not end a run: the event is then only shown, and the user warned once.
     """
 
     def __init__(self, log: EventLog, view: Observer, checkpoints: Path) -> None:
         self._log, self._view, self._checkpoints = log, view, checkpoints
-        self._has_told_of_disk = False
+        self._has_warned_of_disk = False
         self.last_checkpoint: Path | None = None
 
     def __call__(self, event: Event) -> None:
         if isinstance(event, CheckpointSaved):
-            # Who wrote it may have other paths; it comes to here.
+            # A remote worker has other paths; its checkpoint is copied to this one.
             self.last_checkpoint = self._checkpoints / Path(event.path).name
         self._view.on_event(event)
         try:
             self._log.write(event)
         except OSError as error:
-            self.tell_of_disk("events.jsonl", error)
+            self.warn_of_disk("events.jsonl", error)
 
-    def tell_of_disk(self, name: str, error: OSError) -> None:
-        """The file `name` of the run directory could not be written."""
-        if not self._has_told_of_disk:
-            self._has_told_of_disk = True
-            self._view.on_event(Warned(message=f"{name} could not be written: {error.strerror}. Training goes on."))
+    def warn_of_disk(self, name: str, error: OSError) -> None:
+        """Warn, once, that a file of the run directory could not be written."""
+        if not self._has_warned_of_disk:
+            self._has_warned_of_disk = True
+            self._view.on_event(WarningMessage(message=f"Cannot write {name}: {error.strerror}. Training continues."))
 
 
-def _run(order: _Order) -> Result:
+def _run(request: _RunRequest) -> Result:
     started = time.monotonic()
-    config = order.config
-    order.engine.gather(config.workers, lambda text: order.view.on_event(Noted(message=text)))
-    machine = order.engine.machine
-    hosts = [host.name or machine.host for host in order.engine.network.hosts]
-    plan = make_plan(order.facts, config, machine, _resolve_device(config.device), hosts)
+    config = request.config
+    request.engine.reserve(config.workers, lambda text: request.view.on_event(InfoMessage(message=text)))
+    machine = request.engine.machine
+    hosts = [host.name or machine.host for host in request.engine.network.hosts]
+    plan = make_plan(request.facts, config, machine, hosts)
     run_dir, checkpoint, problems = _open_run_dir(config, plan)
-    with closing(EventLog(run_dir)) as log, _payload_file(run_dir, order.what) as payload_path:
-        emit = _Emitter(log, order.view, run_dir.checkpoints)
+    with closing(EventLog(run_dir)) as log, _written_task(run_dir, request.what) as task_path:
+        emit = _Emitter(log, request.view, run_dir.checkpoints)
         emit.last_checkpoint = checkpoint
         emit(
             RunStarted(
@@ -231,9 +217,9 @@ def _run(order: _Order) -> Result:
             )
         )
         for problem in problems:
-            emit(Warned(message=f"{problem} Going on from an earlier checkpoint instead."))
+            emit(WarningMessage(message=f"{problem} Resuming from an earlier checkpoint."))
         coordinator = Coordinator(
-            plan, run_dir, order.engine, payload_path=payload_path, checkpoint_path=checkpoint, emit=emit
+            plan, run_dir, request.engine, task_path=task_path, checkpoint_path=checkpoint, emit=emit
         )
         with closing(coordinator):
             try:
@@ -241,7 +227,7 @@ def _run(order: _Order) -> Result:
             except SynclineError as error:
                 emit(RunEnded(reason="failed", message=str(error)))
                 raise
-        return _conclude(end.outcome, coordinator, run_dir, plan, emit, started, order.what)
+        return _conclude(end.outcome, coordinator, run_dir, plan, emit, started, request.what)
 
 
 def _conclude(
@@ -255,43 +241,43 @@ def _conclude(
 ) -> Result:
     if outcome == "failed":
         error = explain_failure(
-            coordinator.supervision, plan, run_dir, coordinator.last_step, emit.last_checkpoint, coordinator.evidence
+            coordinator.supervision, plan, run_dir, coordinator.last_step, emit.last_checkpoint, coordinator.diagnosis
         )
-        cause = coordinator.supervision.first_cause()
-        emit(WorkerFailure(rank=cause.rank if cause else 0, message=str(error)))
+        cause = coordinator.supervision.failures.root_cause()
+        emit(FatalFailure(worker_id=cause.worker_id if cause else 0, message=str(error)))
         emit(RunEnded(reason="failed", message=str(error)))
         raise error
     finished = coordinator.supervision.summary
-    go_on = f"go on with: syncline resume {run_dir.path}"
+    resume_command = f"syncline resume {run_dir.path}"
     if outcome == "killed" or finished is None:
-        at = (
-            f"The last checkpoint is {emit.last_checkpoint.name}; {go_on}"
-            if emit.last_checkpoint
-            else "There is no checkpoint."
-        )
-        message = f"Stopped at once. {at}"
+        checkpoint = emit.last_checkpoint.name if emit.last_checkpoint else None
+        hint = f"To resume from the last checkpoint ({checkpoint}): {resume_command}"
+        message = f"Stopped without saving. {hint if checkpoint else 'There is no checkpoint to resume from.'}"
         emit(RunEnded(reason="killed", message=message))
-        raise Interrupted(message)
-    told = finished.summary
+        raise Interrupted(
+            message, code="killed", run_dir=str(run_dir.path), checkpoint=checkpoint,
+            resume_command=resume_command if checkpoint else None,
+        )  # fmt: skip
+    final = finished.summary
     summary = Summary(
-        metrics=told["metrics"],
-        samples_per_s=told["samples"] / told["seconds"] if told["seconds"] else 0.0,
+        metrics=final["metrics"],
+        samples_per_s=final["samples"] / final["seconds"] if final["seconds"] else 0.0,
         seconds=time.monotonic() - started,
-        steps=told["steps"],
-        epochs=told["epochs"],
+        steps=final["steps"],
+        epochs=final["epochs"],
         workers=plan.size,
         run_dir=str(run_dir.path),
         stopped_early=outcome == "stopped",
-        peak_memory_bytes={int(number): peak for number, peak in told["peak_memory_bytes"].items()},
+        peak_memory_bytes={int(worker_id): peak for worker_id, peak in final["peak_memory_bytes"].items()},
     )
     if outcome == "stopped":
-        message = f"Stopped after step {told['steps']}, everything saved; {go_on}"
+        message = f"Stopped after step {summary.steps}; everything is saved. To resume: {resume_command}"
         emit(RunEnded(reason="stopped", message=message))
-        raise Interrupted(message)
+        raise Interrupted(message, step=summary.steps, run_dir=summary.run_dir, resume_command=resume_command)
     try:
         run_dir.write(run_dir.summary, to_line(summary))
     except OSError as error:
-        emit.tell_of_disk(run_dir.summary.name, error)
+        emit.warn_of_disk(run_dir.summary.name, error)
     emit(summary)
     return Result(
         metrics=summary.metrics,
@@ -305,37 +291,20 @@ def _conclude(
     )
 
 
-def _resolve_device(wanted: str) -> str:
-    if wanted == "cpu":
-        return "cpu"
-    import torch
-
-    available = {"cuda": torch.cuda.is_available(), "mps": torch.backends.mps.is_available()}
-    if wanted == "auto":
-        return next((name for name, there in available.items() if there), "cpu")
-    if not available[wanted]:
-        built = (
-            "this torch was built without it" if wanted == "cuda" and torch.version.cuda is None else "none was found"
-        )
-        raise ConfigError(
-            f"--device {wanted} is not possible: {built} (torch {torch.__version__}). Use --device cpu or auto."
-        )
-    return wanted
-
-
 def _open_run_dir(config: RunConfig, plan: Plan) -> tuple[RunDir, Path | None, list[str]]:
-    """The run directory, the checkpoint to go on from, and what was wrong with newer ones."""
+    """The run directory, the checkpoint to resume from, and what was wrong with newer ones."""
     earlier = _earlier_run(config, plan)
     if earlier is None:
         name = config.name or f"{_file_name(plan.model)}-{_file_name(plan.data)}-{time.strftime('%Y%m%d-%H%M%S')}"
         run_dir = RunDir.new(Path(config.out), name, exact=config.name is not None)
         checkpoint, problems = None, list[str]()
     else:
-        from syncline.checkpoint.store import newest_sound  # brings torch, which only resuming needs on this side
+        from syncline.checkpoint.schema import CheckpointState
+        from syncline.checkpoint.store import newest_sound  # imports torch, which the driver needs only to resume
 
         run_dir = earlier
         found, state, problems = newest_sound(run_dir.checkpoints)
-        put_back(run_dir.ledger, state.get("ledger", ()))
+        put_back(run_dir.ledger, CheckpointState.from_dict(state).ledger)
         checkpoint = found.path
         run_dir.summary.unlink(missing_ok=True)
     settings = {
@@ -364,14 +333,14 @@ def _earlier_run(config: RunConfig, plan: Plan) -> RunDir | None:
 
 
 @contextmanager
-def _payload_file(run_dir: RunDir, what: Task | Script) -> Iterator[Path]:
-    """The task as a file for the workers, kept with the run unless it is very large."""
-    temporary = run_dir.payload.with_name(".task.payload.tmp")
+def _written_task(run_dir: RunDir, what: Task | Script) -> Iterator[Path]:
+    """The task as a file for the workers; saved with the run unless it is very large."""
+    temporary = run_dir.task_file.with_name(".task.bin.tmp")
     try:
-        payload.write(temporary, what)
+        task_file.write(temporary, what)
         if temporary.stat().st_size <= _LARGEST_KEPT_PAYLOAD_BYTES:
-            os.replace(temporary, run_dir.payload)
-            yield run_dir.payload
+            os.replace(temporary, run_dir.task_file)
+            yield run_dir.task_file
         else:
             yield temporary
     finally:

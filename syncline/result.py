@@ -21,18 +21,18 @@ class Result:
     metrics: dict[str, float]
     """The latest value of each metric, such as `test/accuracy`."""
     run_dir: Path
-    """Where plan, events, checkpoints and summary lie."""
+    """The directory with plan, events, checkpoints and summary."""
     steps: int
     epochs: float
     seconds: float
-    """From the call to the end, everything included."""
+    """Wall-clock time of the whole call."""
     samples_per_s: float
-    """While training, over all workers."""
+    """Training throughput, summed over all workers."""
     peak_memory_bytes: dict[int, int]
-    """The most memory that each worker had in use while training, by its number."""
+    """Peak memory of each worker during training, by worker_id."""
     _load_model: Callable[[], torch.nn.Module] = field(repr=False)
 
     @cached_property
     def model(self) -> torch.nn.Module:
-        """The trained model, in evaluation mode; the object passed to `train` is left as it was."""
+        """The trained model, in evaluation mode. The object passed to `train` is not modified."""
         return self._load_model()

@@ -1,7 +1,7 @@
-"""`Task`: what the user brings. Model, data, loss, optimiser, schedule, metrics.
+"""`Task`: what to train. Model, data, loss, optimizer, schedule and metrics.
 
-Here: the type, checked as far as that is possible without torch, so that a mistake in a name costs no waiting. Not
-here: turning names into torch objects (`workers/build.py`), and how to run it (`config/run.py`).
+Here: the type. It checks names and options on construction without importing torch, so that a typo fails at once. Not
+here: building torch objects from names (`workers/build.py`), and how to run the task (`config/run.py`).
 """
 
 from __future__ import annotations
@@ -19,15 +19,15 @@ from syncline.data import transforms
 from syncline.data.files.options import FileOptions
 from syncline.data.files.store import is_location
 from syncline.data.named import DataInfo, Progress, named, names
-from syncline.declare.declared import Declared, Place, is_declaration, of_table
 from syncline.errors import ConfigError, UnknownName
-from syncline.plan.planner import TaskFacts
-from syncline.zoo import registry as zoo
+from syncline.models.declared.declaration import Declared, TomlLocation, is_declaration, of_table
+from syncline.models.zoo import registry as zoo
+from syncline.planning.planner import TaskFacts
 
 if TYPE_CHECKING:
     import torch
 
-    from syncline.data.files.survey import Survey
+    from syncline.data.files.manifest import Manifest
 
 __all__ = ["LocatedData", "Script", "Task", "adam", "adamw", "made", "optimizer", "sgd"]
 
@@ -50,13 +50,13 @@ def adamw(lr: float = 1e-3, **options: Any) -> Spec:
 
 
 def optimizer(name: str, **options: Any) -> Spec:
-    """Any optimiser of `torch.optim` by name."""
+    """Any optimizer by name: those of `torch.optim`, Lion, LAMB, LARS, Yogi and AdaBelief."""
     return Spec(name, options)
 
 
 @dataclass(frozen=True)
 class Script:
-    """A user's own training loop, and its arguments."""
+    """A user's own training loop: the script and its arguments."""
 
     path: str
     arguments: tuple[str, ...] = ()
@@ -64,28 +64,49 @@ class Script:
 
 @dataclass(frozen=True, kw_only=True)
 class LocatedData:
-    """A data set known by name, found on this machine, or one in files, with the survey of these."""
+    """Data that was found: a dataset by name, or files with their manifest."""
 
     name: str
     path: str
     info: DataInfo
     options: Mapping[str, Any] = field(default_factory=dict)
-    survey: Survey | None = None
+    manifest: Manifest | None = None
 
     @property
     def label(self) -> str:
-        """As people write it: a name with its options, or what the path ends with."""
-        return str(Spec(self.name, self.options)) if self.survey is None else self.name
+        """For people: the name with its options, or the last part of the path."""
+        return str(Spec(self.name, self.options)) if self.manifest is None else self.name
 
     @property
     def identity(self) -> str:
-        """What tells it from all other data."""
-        return self.label if self.survey is None else str(Spec(self.path, self.options))
+        """Distinguishes it from all other data, for the fingerprint of a run."""
+        return self.label if self.manifest is None else str(Spec(self.path, self.options))
 
 
 @dataclass(frozen=True, kw_only=True)
 class Task:
-    """What to train. Names are torch's own; everything may also be given as a Python object or a function."""
+    """What to train. Everything can be a name, a Python object, or a function that returns the object.
+
+    >>> task = Task(model="lenet", data="mnist", optimizer=sgd(lr=0.05, momentum=0.9), metrics=["accuracy"])
+    >>> task.model, task.optimizer
+    (Spec(name='lenet', options={}), Spec(name='SGD', options={'lr': 0.05, 'momentum': 0.9}))
+
+    Attributes:
+        model: An `nn.Module`, a function that returns one, a name such as 'lenet' or 'timm:resnet50', or a list of
+            layers (`syncline.declared`).
+        data: A map-style Dataset, a tensor, an array, a tuple (inputs, targets), a function that returns one of these,
+            a name such as 'mnist', or a path or URL.
+        test: Test data, of the same types. Named datasets bring their own.
+        loss: A name from `torch.nn`, or a callable of output and target that returns the mean over the samples.
+        optimizer: A name from `torch.optim` with options, or a function of the parameters that returns one.
+        schedule: A name from `torch.optim.lr_scheduler`, or a function of the optimizer that returns one.
+        metrics: Names from torchmetrics, or metric objects.
+        weight_decay: Overrides the optimizer's weight decay.
+        clip_norm: Clips the norm of the global gradient.
+        augment: Transforms of training inputs, by name or as callables, such as "crop(padding=4), flip".
+
+    What is not set comes from the model's card, if the model has a name, else from plain defaults.
+    """
 
     model: Spec | Declared | torch.nn.Module | Callable[[], torch.nn.Module] | str | Mapping[str, Any]
     data: Any
@@ -100,7 +121,7 @@ class Task:
 
     def __post_init__(self) -> None:
         if isinstance(self.model, Mapping) and is_declaration(self.model):
-            object.__setattr__(self, "model", of_table(self.model, Place(), {}))
+            object.__setattr__(self, "model", of_table(self.model, TomlLocation(), {}))
         for name in ("model", "loss", "optimizer", "schedule"):
             value = getattr(self, name)
             if isinstance(value, (str, Mapping)):
@@ -120,7 +141,7 @@ class Task:
         self._check_names()
 
     def with_defaults(self) -> Task:
-        """The task with what the user left out: as the model's card recommends, else plain defaults."""
+        """The task with defaults for what the user left out: from the model's card, else plain ones."""
         card = zoo.card(self.model.name) if isinstance(self.model, Spec) else None
         defaults: dict[str, Any] = {
             "loss": Spec(card.loss if card else _DEFAULT_LOSS),
@@ -135,11 +156,11 @@ class Task:
 
     @property
     def reconstructs(self) -> bool:
-        """Whether the model is to give back its input, as an autoencoder does, whatever targets the data has."""
+        """Whether the target is the input, as for an autoencoder."""
         return isinstance(self.model, Spec) and zoo.card(self.model.name).target == "input"
 
     def located(self, data_dir: Path | None, progress: Progress | None) -> Task:
-        """The task with its data found: by name on this machine or brought here, or in files."""
+        """The task with its data found on this machine, downloaded, or scanned if it is in files."""
         found = self._located(data_dir, progress)
         if not isinstance(found.data, LocatedData):
             return found
@@ -161,17 +182,17 @@ class Task:
         return dataclasses.replace(self, data=located)
 
     def _located_in_files(self, data: Spec) -> Task:
-        from syncline.data.files.find import survey
+        from syncline.data.files.find import scan
 
         test = {"test": os.fspath(self.test)} if isinstance(self.test, (str, os.PathLike)) else {}
         options = {**data.options, **test}
-        found = survey(data.name, FileOptions.of(options))
+        found = scan(data.name, FileOptions.of(options))
         name = found.location.rstrip("/").rpartition("/")[2]
-        located = LocatedData(name=name, path=found.location, info=found.info(name), options=options, survey=found)
+        located = LocatedData(name=name, path=found.location, info=found.info(name), options=options, manifest=found)
         return dataclasses.replace(self, data=located, test=None if test else self.test)
 
     def facts(self, kind: Literal["train", "own-loop"] = "train") -> TaskFacts:
-        """What the planner needs to know."""
+        """The facts that the planner needs."""
         card = zoo.card(self.model.name) if isinstance(self.model, Spec) else None
         if isinstance(self.data, LocatedData):
             train, test = self.data.info.train_samples, self.data.info.test_samples
@@ -200,13 +221,13 @@ class Task:
 
     def _check_names(self) -> None:
         if isinstance(self.model, Spec):
-            zoo.check_options(zoo.card(self.model.name), self.model.options)
+            zoo.check_model_options(zoo.card(self.model.name), self.model.options)
         if isinstance(self.data, Spec):
             _check_data(self.data)
 
 
 def _data_spec(data: str | os.PathLike[str] | Mapping[str, Any]) -> Spec:
-    """A path may hold whatever a file system allows; only what is none is read as a name with options."""
+    """Existing paths are taken literally, since they may contain any character; the rest is a name with options."""
     if isinstance(data, os.PathLike) or (isinstance(data, str) and os.path.exists(data)):
         return Spec(os.fspath(data))
     return Spec.of(data, what="data")
@@ -218,11 +239,11 @@ def _check_data(data: Spec) -> None:
     elif is_location(data.name):
         FileOptions.of(data.options)
     else:
-        raise UnknownName.among("data set", data.name, names(), more="Data of your own is given as a path or URL.")
+        raise UnknownName.among("dataset", data.name, names(), more="For your own files, pass a path or URL.")
 
 
 def made(data: Any) -> Any:
-    """Data may be given as a function that makes it."""
+    """The data itself, if the user passed a function that returns it."""
     is_function = callable(data) and not hasattr(data, "__getitem__") and not hasattr(data, "fetch")
     return data() if is_function else data
 
@@ -236,7 +257,7 @@ def _length(data: Any) -> int:
         return len(data[0])
     if not hasattr(data, "__len__"):
         raise ConfigError(
-            f"The data is a {type(data).__name__}, which has no length. Give a map-style Dataset (with __getitem__ and "
+            f"The data is a {type(data).__name__}, which has no length. Pass a map-style Dataset (with __getitem__ and "
             "__len__), a tensor, an array, or a tuple (inputs, targets) of these."
         )
     return len(data)
@@ -251,5 +272,5 @@ def _label(thing: Any) -> str:
 
 
 def _without_addresses(text: str) -> str:
-    """`<function f at 0x7f...>` differs from run to run; what is the same task must look the same."""
+    """Drop memory addresses, as in `<function f at 0x7f...>`: the same task must have the same fingerprint."""
     return " ".join(word for word in text.replace(">", " ").split() if not word.startswith("0x"))

@@ -1,4 +1,4 @@
-"""What every test gets: a place of its own, and the check that nothing is left behind."""
+"""What every test gets: its own temporary folder, and a check that it leaves nothing behind."""
 
 from __future__ import annotations
 
@@ -14,22 +14,25 @@ from types import SimpleNamespace
 
 import pytest
 from hypothesis import settings
+from warm_process import warm_processes
 from zygote_maker import ForkedZygote, makers
 
-# The same examples in every run, and no failures because a machine is busy.
+# The gate uses the same examples in every run, and does not fail because a machine is busy.
 settings.register_profile("repeatable", derandomize=True, deadline=None)
+# `make nightly` looks for new failures: more examples, from a random seed that it prints.
+settings.register_profile("nightly", derandomize=False, deadline=None, max_examples=1000, print_blob=True)
 settings.load_profile("repeatable")
 
-# Two tests run at a time, each with processes of its own: more threads than one would only get in each other's way.
+# Two tests run at a time, each with its own processes: more than one thread per process would only compete.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 
-LOOKUP = "syncline-open-url"  # a name lookup cannot be cancelled; its thread is given up with it
+LOOKUP = "syncline-open-url"  # a name lookup cannot be canceled; its thread is abandoned with it
 SHARED_DATA = Path(__file__).parents[2] / "shared" / "data"
 
 
 @pytest.fixture(scope="session", autouse=True)
 def _take_ctrl_c() -> None:
-    """A shell starts background jobs with Ctrl-C ignored, and their children inherit that; these tests send it."""
+    """Shells start background jobs with SIGINT ignored, and children inherit that; these tests send SIGINT."""
     signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
@@ -41,13 +44,13 @@ def _find_real_data() -> None:
 
 @pytest.fixture(scope="session", autouse=True)
 def _own_cache(tmp_path_factory: pytest.TempPathFactory) -> None:
-    """What runs remember for the next is for the next one here, and not for the user's."""
+    """Runs cache what they have tuned for later runs of this session, not for the user's."""
     os.environ["XDG_CACHE_HOME"] = str(tmp_path_factory.mktemp("cache"))
 
 
 @pytest.fixture(autouse=True)
 def _forks_zygotes(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Runs of a test need not import torch for themselves."""
+    """Fork the zygotes of a test's runs from a process that has imported torch."""
     if "own_zygote" not in request.keywords:
         stand_in = SimpleNamespace(**vars(subprocess) | {"Popen": ForkedZygote})
         monkeypatch.setattr("syncline.engines.local.subprocess", stand_in)
@@ -55,7 +58,7 @@ def _forks_zygotes(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPat
 
 @pytest.fixture(autouse=True)
 def _leaves_nothing_behind(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch):
-    """No process, thread, shared-memory segment or temporary file may outlive a test, be it a failing one."""
+    """No process, thread, shared-memory segment or temporary file may outlive a test, even a failing one."""
     temporary = tmp_path_factory.mktemp("tmp")
     monkeypatch.setenv("TMPDIR", str(temporary))
     monkeypatch.setattr(tempfile, "tempdir", str(temporary))
@@ -64,7 +67,9 @@ def _leaves_nothing_behind(tmp_path_factory: pytest.TempPathFactory, monkeypatch
 
     def left() -> dict[str, list[str]]:
         found = {
-            "processes": sorted(_command(p) for p in _descendants() - children - makers() if _is_ours(p)),
+            "processes": sorted(
+                _command(p) for p in _descendants() - children - makers() - warm_processes() if _is_ours(p)
+            ),
             "shared memory": sorted(_shared_memory() - segments),
             "temporary files": sorted(str(p) for p in temporary.rglob("*") if p.is_file() or p.is_socket()),
             "threads": sorted(
@@ -73,7 +78,7 @@ def _leaves_nothing_behind(tmp_path_factory: pytest.TempPathFactory, monkeypatch
         }
         return {kind: names for kind, names in found.items() if names}
 
-    # Other programs' segments come and go; what is ours and left behind stays.
+    # Other programs' segments come and go; a leak of ours stays.
     deadline = time.monotonic() + 3.0
     while left() and time.monotonic() < deadline:
         threading.Event().wait(0.05)
@@ -81,13 +86,13 @@ def _leaves_nothing_behind(tmp_path_factory: pytest.TempPathFactory, monkeypatch
 
 
 def _shared_memory() -> set[str]:
-    """The named segments, without other programs' semaphores, and without what a test at the same time has there."""
+    """Named segments, except semaphores of other programs and segments of concurrent tests."""
     names = os.listdir("/dev/shm") if os.path.isdir("/dev/shm") else []
     return {name for name in names if not name.startswith("sem.") and not _is_in_use_elsewhere(name)}
 
 
 def _is_in_use_elsewhere(segment: str) -> bool:
-    """Whether a process that this one has not started has made the segment; torch names them after it."""
+    """Whether a process that is not our descendant created the segment; torch puts its creator's id into the name."""
     maker = re.match(r"torch_(\d+)_", segment)
     if maker is None or not Path("/proc", maker[1]).exists():
         return False
@@ -95,7 +100,7 @@ def _is_in_use_elsewhere(segment: str) -> bool:
 
 
 def _descendants() -> set[int]:
-    """The processes that this one started, directly or not."""
+    """All processes that this one started, directly or indirectly."""
     parents = {}
     for entry in os.listdir("/proc"):
         if entry.isdigit():
@@ -122,5 +127,5 @@ def _command(pid: int) -> str:
 
 def _is_ours(pid: int) -> bool:
     command = _command(pid)
-    # Python's own helpers for multiprocessing live as long as the test session, by design.
+    # The helper processes of multiprocessing live as long as the test session, by design.
     return bool(command) and "resource_tracker" not in command and "forkserver" not in command

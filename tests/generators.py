@@ -10,7 +10,7 @@ import numpy as np
 import torch
 from hypothesis import strategies as st
 
-from syncline.algorithms import outer
+from syncline.compute import outer
 from syncline.config.spec import Spec
 from syncline.data.order import Position, SampleOrder
 from syncline.strategies.hierarchy import Hierarchy
@@ -20,7 +20,7 @@ from syncline.strategies.strategy import Strategy
 from syncline.strategies.switching import Phase, Switching, Until
 from syncline.strategies.what import Gradients, Models, Updates
 from syncline.strategies.when import Async, Every, Layerwise, Stale
-from syncline.strategies.whom import OPTIMIZERS, TOPOLOGIES, Everyone, Memory, Neighbours, Rivals, Server
+from syncline.strategies.whom import OPTIMIZERS, TOPOLOGIES, Everyone, Memory, Neighbors, Rivals, Server
 
 counts = st.integers(0, 10_000)
 sizes = st.integers(1, 40)
@@ -108,7 +108,7 @@ servers = st.builds(Server, st.integers(1, 9), st.none() | optimizer_specs)
 layerwises = st.builds(
     Layerwise, st.dictionaries(st.text(min_size=1, max_size=9), st.integers(1, 99), max_size=3), _steps, _steps
 )
-neighbours = st.builds(Neighbours, st.sampled_from(TOPOLOGIES))
+neighbors = st.builds(Neighbors, st.sampled_from(TOPOLOGIES))
 
 sums_of_gradients = st.builds(Strategy, what=st.just(Gradients()), how=codecs | st.builds(PowerSGD, st.integers(1, 9)))
 hogwild = st.just(Strategy(when=Async(), whom=Memory()))
@@ -116,7 +116,7 @@ sums_of_updates = st.one_of(
     st.builds(Strategy, what=st.builds(Updates, outers), when=everies, how=codecs),
     st.builds(Strategy, what=st.builds(Updates, outers, st.just(True)), when=everies),
 )
-gossips = st.builds(Strategy, what=st.just(Updates()), when=everies, whom=neighbours)
+gossips = st.builds(Strategy, what=st.just(Updates()), when=everies, whom=neighbors)
 competitions = st.builds(
     Strategy,
     what=st.builds(Models, st.sampled_from(["loss", "accuracy"]), st.floats(0.001, 0.5), st.none() | st.floats(1, 4)),
@@ -128,7 +128,7 @@ shared_strategies = st.one_of(
     sums_of_updates,
     hogwild,
     gossips,
-    st.builds(Strategy, when=st.just(Async()), whom=neighbours, what=st.just(Updates())),
+    st.builds(Strategy, when=st.just(Async()), whom=neighbors, what=st.just(Updates())),
     st.builds(
         Strategy,
         when=st.one_of(

@@ -24,10 +24,9 @@ import torch
 
 from syncline.comms.barrier import SharedBarrier
 from syncline.comms.collective import Collective
-from syncline.comms.layout import ControlLayout
-from syncline.comms.segment import Segment
+from syncline.comms.segment import ControlLayout, Segment
 from syncline.comms.shared_memory import SharedMemory
-from syncline.errors import PeerLost
+from syncline.errors import PeerFailed
 
 LIMIT_S = 60.0
 
@@ -60,7 +59,7 @@ class RankProcesses:
         """What `work` returned on each rank, or the error of the rank that failed first and not for another's sake."""
         answers = self.answers(open_collective, work, on_failure)
         errors = [a for a in answers if isinstance(a, BaseException)]
-        for error in sorted(errors, key=lambda e: isinstance(e, PeerLost)):
+        for error in sorted(errors, key=lambda e: isinstance(e, PeerFailed)):
             raise error
         return answers
 

@@ -7,7 +7,7 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
-from syncline.plan.plan import Plan, WorkerPlan
+from syncline.planning.plan import Plan, WorkerPlan
 from syncline.telemetry.events import (
     Evaluated,
     Event,
@@ -57,7 +57,7 @@ def progress(step: int, rank: int = 0, *, at: float | None = None, **more: Any) 
     facts = {"loss": 2.0 / step, "accuracy": step / 40, "lr": 0.1, "phases": PHASES, **more}
     time = START + 2 + 0.5 * step if at is None else at
     return Progress(
-        time=time, rank=rank, epoch=epoch, cursor=100 * within, step=step, samples=50, seconds=0.25, **facts
+        time=time, worker_id=rank, epoch=epoch, cursor=100 * within, step=step, samples=50, seconds=0.25, **facts
     )
 
 
@@ -65,7 +65,7 @@ def whole_run(steps: int = 30, *, workers: int = 2, ends: bool = True) -> list[E
     """All events of a run that goes as it should; without its end, if it does not `end`."""
     events: list[Event] = [started(workers=workers)]
     events += [
-        WorkerReady(time=START + 1, rank=r, pid=1, parameters=9, collective="SharedMemory") for r in range(workers)
+        WorkerReady(time=START + 1, worker_id=r, pid=1, parameters=9, collective="SharedMemory") for r in range(workers)
     ]
     for step in range(1, steps + 1):
         events += [progress(step, rank) for rank in range(workers)]

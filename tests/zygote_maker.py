@@ -1,11 +1,11 @@
 """Zygotes for the runs of tests, forked from one process that has imported torch already.
 
-Importing it costs each run three seconds of processor time, and there are hundreds of runs. Here: `ForkedZygote`, to be
-used where `LocalEngine` starts a process; and, run as a program, the process that forks. A zygote made so is the child
-of whoever asked for it, has the arguments, environment, folder and descriptors that it was given, and is in every other
-way the one that users have. Runs that are started by a command have real ones, as do tests marked `own_zygote`.
+Importing torch costs each run three seconds of processor time, and there are hundreds of runs. Here: `ForkedZygote`,
+which replaces `subprocess.Popen` in `LocalEngine`; and, run as a program, the process that forks. Such a zygote is a
+child of the process that requested it, has the arguments, environment, folder and descriptors that it was given, and
+otherwise is the zygote that users have. Tests marked `own_zygote` start real ones.
 
-    tests --> holder --> maker --> (a process that is gone at once) --> zygote, which the tests then inherit
+    tests --> holder --> maker --> (a process that exits at once) --> zygote, which the tests then inherit
 """
 
 from __future__ import annotations
@@ -29,13 +29,16 @@ from typing import NoReturn
 MOST_BYTES = 200_000
 HOLD = """
 import subprocess, sys
-name = "syncline" + ".engines.zygote"  # by which a zygote is known, and its holder must not be
+name = "syncline" + ".engines.zygote"  # tests find zygotes by this name, and must not find their holder
 sys.exit(subprocess.call([*sys.argv[1:], name], close_fds=False))
 """
 
+# Threads that made two makers at once would take the right to adopt their zygotes from each other.
+_ONE_AT_A_TIME = threading.Lock()
+
 
 class ForkedZygote:
-    """What `LocalEngine` needs of `subprocess.Popen`."""
+    """The part of `subprocess.Popen` that `LocalEngine` uses."""
 
     def __init__(
         self,
@@ -50,12 +53,13 @@ class ForkedZygote:
         assert start_new_session
         assert arguments[1:3] == ["-m", "syncline.engines.zygote"]
         order = {"arguments": arguments[3:], "descriptors": pass_fds, "env": env, "folder": os.getcwd()}
-        self.pid = _maker().fork(order, [*pass_fds, 2])
+        with _ONE_AT_A_TIME:
+            self.pid = _maker().fork(order, [*pass_fds, 2])
         self._ended = os.pidfd_open(self.pid)
         self._code: int | None = None
 
     def wait(self, timeout: float | None = None) -> int:
-        """Its exit code, once."""
+        """Wait for its end and return its exit code."""
         if self._code is None:
             if not select.select([self._ended], [], [], timeout)[0]:
                 raise subprocess.TimeoutExpired("zygote", timeout or 0)
@@ -76,27 +80,41 @@ def makers() -> set[int]:
     return {holder, *map(int, Path("/proc", str(holder), "task", str(holder), "children").read_text().split())}
 
 
-class _Maker:
-    """The connection to the process that forks."""
+class _Fork:
+    """The connection to a process that forks zygotes and is itself a fork of this one."""
 
     def __init__(self) -> None:
         self._socket, theirs = socket.socketpair(type=socket.SOCK_SEQPACKET)
-        self._lock = threading.Lock()
         with theirs:
-            self.holder = subprocess.Popen(
-                [sys.executable, "-c", HOLD, sys.executable, __file__, str(theirs.fileno())],
-                pass_fds=[theirs.fileno()],
-                stdin=subprocess.DEVNULL,
-                stdout=subprocess.DEVNULL,
-                start_new_session=True,
-            )
+            self._start(theirs)
+
+    def _start(self, theirs: socket.socket) -> None:
+        if os.fork() == 0:
+            try:
+                self._socket.close()
+                serve(theirs)
+            finally:
+                os._exit(0)
 
     def fork(self, order: dict[str, object], descriptors: list[int]) -> int:
         message = json.dumps(order).encode()
         assert len(message) < MOST_BYTES
-        with self._lock, _inheriting():
+        with _inheriting():
             socket.send_fds(self._socket, [message], descriptors)
             return int(self._socket.recv(100))
+
+
+class _Maker(_Fork):
+    """The connection to a process that forks zygotes, started as a program of its own."""
+
+    def _start(self, theirs: socket.socket) -> None:
+        self.holder = subprocess.Popen(
+            [sys.executable, "-c", HOLD, sys.executable, __file__, str(theirs.fileno())],
+            pass_fds=[theirs.fileno()],
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.DEVNULL,
+            start_new_session=True,
+        )
 
 
 @functools.cache
@@ -104,9 +122,16 @@ def _maker() -> _Maker:
     return _Maker()
 
 
+def use_a_fork_of_this_process() -> None:
+    """Fork zygotes from a fork of this process as it is now, which has imported torch and has no threads yet."""
+    global _maker
+    maker = _Fork()
+    _maker = lambda: maker  # noqa: E731  # type: ignore[assignment]
+
+
 @contextlib.contextmanager
 def _inheriting() -> Iterator[None]:
-    """Whose parent ends meanwhile becomes a child of this process."""
+    """Adopt descendants whose parent exits meanwhile."""
     set_child_subreaper = 36
     prctl = ctypes.CDLL(None).prctl
     prctl(set_child_subreaper, 1)
@@ -120,11 +145,15 @@ def _inheriting() -> Iterator[None]:
 
 
 def main() -> None:
-    from syncline.workers import entry  # the import that is to be saved  # noqa: F401
+    from syncline.workers import entry  # the import that forking saves  # noqa: F401
     from syncline.workers.quick_start import without_compiler
 
     without_compiler()
-    orders = socket.socket(fileno=int(sys.argv[1]))
+    serve(socket.socket(fileno=int(sys.argv[1])))
+
+
+def serve(orders: socket.socket) -> None:
+    """Fork a zygote for each order, until the other end is closed."""
     while True:
         message, descriptors, *_ = socket.recv_fds(orders, MOST_BYTES, 64)
         if not message:
@@ -167,7 +196,7 @@ def _become_zygote(order: dict[str, object], received: list[int]) -> NoReturn:
 
 
 def _take_descriptors(have: list[int], want: list[int]) -> None:
-    """Give descriptors the numbers that they have where they come from."""
+    """Give the received descriptors the numbers that they have in the sending process."""
     aside = [os.dup2(fd, 512 + k, inheritable=False) for k, fd in enumerate(have)]
     for fd in have:
         os.close(fd)

@@ -1,6 +1,6 @@
-"""The page of commands, made of what `syncline COMMAND --help` says, whenever the site is built.
+"""Generates the command reference from `syncline COMMAND --help` when the site is built.
 
-Here: from the command's own description to Markdown. Not here: the commands (`syncline/cli`).
+Here: from a command's description to Markdown. Not here: the commands (`syncline/cli`).
 """
 
 from __future__ import annotations
@@ -17,12 +17,12 @@ from mkdocs.structure.files import File, Files
 from syncline.cli.main import app
 
 PAGE = "reference/commands.md"
-_INTRODUCTION = "# Commands\n\nEach of these says the same after `--help`."
+_INTRODUCTION = "# Commands\n\nThe same text as `syncline COMMAND --help`."
 _IS_EXAMPLE = re.compile(r"(sudo |[A-Z_]+=\S+ )*syncline ")
 
 
 def on_files(files: Files, config: MkDocsConfig) -> Files:
-    """MkDocs calls this once it has found the pages."""
+    """Called by MkDocs after it has collected the pages."""
     files.append(File.generated(config, PAGE, content=page()))
     return files
 
@@ -53,7 +53,7 @@ def _section(name: str, command: Any) -> str:
     usage = " ".join([name, *map(_placeholder, arguments), *(["[OPTIONS]"] if options else [])])
     parts = [f"## {name}", f"```text\n{usage}\n```", _described(command.help or "")]
     if command.epilog:
-        parts.append(command.epilog)
+        parts.append(_described(command.epilog))
     if arguments:
         parts.append(_table("argument", [(f"`{_placeholder(p)}`", p.help) for p in arguments]))
     panels = dict.fromkeys(p.rich_help_panel or "option" for p in options)
@@ -73,7 +73,7 @@ def _names(option: Any) -> str:
 
 
 def _described(text: str) -> str:
-    """What the command says of itself, with its examples as blocks of commands."""
+    """The help text, with its examples as code blocks."""
     blocks = []
     for is_example, lines in itertools.groupby(text.splitlines(), lambda line: bool(_IS_EXAMPLE.match(line))):
         body = "\n".join(lines)

@@ -1,4 +1,4 @@
-"""Examples in docstrings, shown as code: mkdocstrings would take their `>>>` for quotations."""
+"""Shows examples in docstrings as code; mkdocstrings would render their `>>>` as quotations."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ _DIRECTIVE = re.compile(r" *# doctest: .*$", re.M)
 
 
 class DoctestBlocks(Extension):
-    """Called by mkdocstrings for everything that it finds in the code."""
+    """Called by mkdocstrings for every object."""
 
     def on_object(self, *, obj: Object, **_: Any) -> None:
         """Change the docstring of an object, if it has one."""
@@ -21,5 +21,5 @@ class DoctestBlocks(Extension):
 
 
 def with_blocks(docstring: str) -> str:
-    """The docstring with its examples as blocks, and without what is meant for doctest alone."""
+    """The docstring with its examples as code blocks, without doctest directives."""
     return _EXAMPLE.sub(lambda found: f"```pycon\n{_DIRECTIVE.sub('', found[0]).rstrip()}\n```\n", docstring)

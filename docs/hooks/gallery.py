@@ -1,4 +1,4 @@
-"""The gallery, made of the files in `examples/` whenever the site is built: what each says of itself, and its source.
+"""Generates the gallery from the files in `examples/` when the site is built: docstring and source of each.
 
 Here: from a file to Markdown. Not here: whether the examples work (`tests/examples`).
 """
@@ -16,7 +16,7 @@ PAGE = "gallery.md"
 _EXAMPLES = Path(__file__).parents[2] / "examples"
 _INTRODUCTION = """# Gallery
 
-Whole files to start from. They are in the folder `examples`, and each runs as it is."""
+Complete files to start from, in the folder `examples`. Each runs unchanged."""
 _SHELVES = {
     "Programs": "*.py",
     "Run files": "*.toml",
@@ -25,7 +25,7 @@ _SHELVES = {
 
 
 def on_files(files: Files, config: MkDocsConfig) -> Files:
-    """MkDocs calls this once it has found the pages."""
+    """Called by MkDocs after it has collected the pages."""
     files.append(File.generated(config, PAGE, content=page()))
     return files
 
@@ -48,7 +48,7 @@ def _exhibit(path: Path, examples: Path) -> str:
 
 
 def _split(path: Path) -> tuple[str, str]:
-    """What a file says of itself, as Markdown, and the rest of it."""
+    """The docstring of a file as Markdown, and the rest of it."""
     text = path.read_text()
     if path.suffix == ".py":
         docstring = ast.parse(text).body[0]
@@ -60,7 +60,7 @@ def _split(path: Path) -> tuple[str, str]:
 
 
 def _as_markdown(said: str) -> str:
-    """Paragraphs as they are; lines that one can type, as a block."""
+    """Paragraphs unchanged, commands as code blocks."""
     typed = re.compile(r"^ *(?:python|syncline|spark-submit) .*$", re.M)
     paragraphs = []
     for paragraph in re.split(r"\n\s*\n", said):

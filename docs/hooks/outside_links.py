@@ -14,7 +14,7 @@ _LINK = re.compile(r"(?<!!)\[(?P<text>[^\]\n]+)\]\((?P<target>[^)#:\s]+)(?:#[^)\
 
 
 def on_page_markdown(markdown: str, *, page: Page, **_: Any) -> str:
-    """MkDocs calls this with each page before it is rendered."""
+    """Called by MkDocs before it renders each page."""
     return without_outside_links(markdown, page.file.src_uri)
 
 

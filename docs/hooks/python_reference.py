@@ -1,4 +1,4 @@
-"""The page of public names, made of `syncline.__all__` whenever the site is built; mkdocstrings adds what they say.
+"""Generates the page of public names from `syncline.__all__` when the site is built; mkdocstrings adds the docstrings.
 
 Here: which names there are, in which order. Not here: what they mean (their docstrings).
 """
@@ -16,7 +16,7 @@ from syncline.config.run import RunConfig, describe
 PAGE = "reference/python.md"
 _INTRODUCTION = """# Python
 
-What `import syncline` offers. Names are loaded on first use, so importing it takes no time."""
+The public names of `syncline`. They are loaded on first use, so that the import is fast."""
 _CHAPTERS = {
     "Training": ("driver", "result", "workers.own_loop", "task"),
     "Settings": ("config",),
@@ -24,7 +24,8 @@ _CHAPTERS = {
     "When": ("strategies.when",),
     "With whom": ("strategies.whom",),
     "How it is encoded": ("strategies.how",),
-    "Strategies": ("strategies",),
+    "Strategies": ("strategies.strategy", "strategies.hierarchy", "strategies.switching", "strategies.own"),
+    "Writing a strategy": ("strategies",),
     "Errors": ("errors",),
 }
 _SHOWN = {  # where something else than everything helps the reader
@@ -38,13 +39,13 @@ _OTHERS = "More"
 
 
 def on_files(files: Files, config: MkDocsConfig) -> Files:
-    """MkDocs calls this once it has found the pages."""
+    """Called by MkDocs after it has collected the pages."""
     files.append(File.generated(config, PAGE, content=page()))
     return files
 
 
 def page() -> str:
-    """A chapter for each purpose, and in it every public name of that purpose."""
+    """A chapter per purpose, with its public names."""
     names: dict[str, list[str]] = {chapter: [] for chapter in (*_CHAPTERS, _OTHERS)}
     for name in sorted(syncline.__all__, key=lambda name: (_place(name)[1], name != "train")):
         names[_place(name)[0]].append(name)

@@ -1,10 +1,10 @@
-"""Checkpoints as files: written whole or not at all, and trusted only after their checksum agrees.
+"""Checkpoints as files: written atomically, and loaded only if their checksum matches.
 
     checkpoints/step-00000412.pt     the state, as torch.save writes it
-    checkpoints/step-00000412.json   format version, position, size and SHA-256; written last
+    checkpoints/step-00000412.json   version, step, size and SHA-256; written last
 
-A checkpoint exists when its JSON exists. Loading uses `weights_only=True`: a checkpoint cannot run code. Not here: when
-to save, and what belongs to the state (`workers/`).
+A checkpoint exists when its JSON exists. Loading uses `weights_only=True`: a checkpoint cannot run code. Not here: what
+the state holds (`schema.py`), and when to save (`workers/checkpoints.py`).
 """
 
 from __future__ import annotations
@@ -22,47 +22,44 @@ from typing import Any
 
 import torch
 
+from syncline.checkpoint.schema import VERSION, check_version
 from syncline.errors import CheckpointError
-
-__all__ = ["FORMAT", "Checkpoint", "checkpoints_in", "load", "newest_sound", "save"]
-
-FORMAT = 1
 
 
 @dataclass(frozen=True)
 class Checkpoint:
-    """A checkpoint on disk, not loaded."""
+    """A checkpoint on disk."""
 
     path: Path
     step: int
     size_bytes: int
     sha256: str
-    format: int
+    version: int
 
 
 def save(folder: Path, step: int, state: dict[str, Any], *, keep: int) -> Checkpoint:
     """Write `state` as the checkpoint of `step`, then remove all but the newest `keep`."""
     path = folder / f"step-{step:08d}.pt"
-    data = _serialised(state)
+    data = _serialized(state)
     digest = hashlib.sha256(data).hexdigest()
-    manifest = {"format": FORMAT, "step": step, "size_bytes": data.nbytes, "sha256": digest}
+    manifest = {"version": VERSION, "step": step, "size_bytes": data.nbytes, "sha256": digest}
     try:
         folder.mkdir(parents=True, exist_ok=True)
         _remove_unfinished(folder)
         _write_whole((path, data), (path.with_suffix(".json"), memoryview(json.dumps(manifest).encode())))
     except OSError as error:
         raise CheckpointError(_explain(error, path, data.nbytes)) from error
-    # Later ones can be here too: this run went on from an earlier checkpoint because they were unsound. They must not
-    # push out this one.
+    # Later checkpoints can exist, too, if the run resumed from an earlier one because they were damaged. They must not
+    # displace this one.
     for old in [c for c in checkpoints_in(folder) if c.step <= step][:-keep]:
-        with contextlib.suppress(OSError):  # this one is saved all the same
+        with contextlib.suppress(OSError):  # the new checkpoint is saved anyway
             old.path.with_suffix(".json").unlink(missing_ok=True)
             old.path.unlink(missing_ok=True)
-    return Checkpoint(path, step, data.nbytes, digest, FORMAT)
+    return Checkpoint(path, step, data.nbytes, digest, VERSION)
 
 
 def checkpoints_in(folder: Path) -> list[Checkpoint]:
-    """The checkpoints that exist, oldest first; their contents are not looked at."""
+    """The checkpoints that exist, oldest first; their contents are not checked."""
     found = []
     for manifest in sorted(folder.glob("step-*.json")):
         try:
@@ -73,43 +70,53 @@ def checkpoints_in(folder: Path) -> list[Checkpoint]:
                     int(data["step"]),
                     int(data["size_bytes"]),
                     data["sha256"],
-                    data["format"],
+                    data["version"],
                 )
             )
         except (OSError, ValueError, KeyError, TypeError):
-            continue  # not a checkpoint's manifest, or cut off
+            continue  # not a checkpoint's manifest, or truncated
     return sorted(found, key=lambda c: c.step)
 
 
 def load(checkpoint: Checkpoint) -> dict[str, Any]:
-    """The state in a checkpoint; `CheckpointError` if it is not exactly what was written."""
-    if checkpoint.format != FORMAT:
-        raise CheckpointError(
-            f"{checkpoint.path} has format {checkpoint.format}, but this version of Syncline reads format {FORMAT}. "
-            "Use the version that wrote it."
-        )
+    """The state in a checkpoint; `CheckpointError` unless it is exactly what was written."""
+    check_version(checkpoint.version, checkpoint.path)
     try:
         data = checkpoint.path.read_bytes()
     except OSError as error:
-        raise CheckpointError(f"{checkpoint.path} cannot be read: {error.strerror}.") from error
+        raise CheckpointError(
+            f"{checkpoint.path} cannot be read: {error.strerror}.",
+            code="checkpoint-unreadable",
+            path=str(checkpoint.path),
+        ) from error
     if len(data) != checkpoint.size_bytes:
         raise CheckpointError(
-            f"{checkpoint.path} is truncated: it has {len(data):,} bytes and should have {checkpoint.size_bytes:,}."
+            f"{checkpoint.path} is truncated: it has {len(data):,} bytes and should have {checkpoint.size_bytes:,}.",
+            code="checkpoint-truncated",
+            path=str(checkpoint.path),
+            size_bytes=len(data),
+            expected_bytes=checkpoint.size_bytes,
         )
     if hashlib.sha256(data).hexdigest() != checkpoint.sha256:
-        raise CheckpointError(f"{checkpoint.path} is corrupt: its checksum does not agree with what was written.")
+        raise CheckpointError(
+            f"{checkpoint.path} is corrupt: its checksum does not match the manifest.",
+            code="checkpoint-corrupt",
+            path=str(checkpoint.path),
+        )
     try:
         state: dict[str, Any] = torch.load(io.BytesIO(data), weights_only=True, map_location="cpu")
     except Exception as error:
         raise CheckpointError(
-            f"{checkpoint.path} is refused: it does not hold tensors and plain values only, and loading anything else "
-            "could run code."
+            f"{checkpoint.path} is refused: it holds more than tensors and plain values, and loading that could run "
+            "code.",
+            code="checkpoint-unsafe",
+            path=str(checkpoint.path),
         ) from error
     return state
 
 
 def newest_sound(folder: Path) -> tuple[Checkpoint, dict[str, Any], list[str]]:
-    """The newest checkpoint that loads, its state, and what was wrong with each newer one."""
+    """The newest checkpoint that loads, its state, and what is wrong with each newer one."""
     problems: list[str] = []
     for checkpoint in reversed(checkpoints_in(folder)):
         try:
@@ -117,36 +124,49 @@ def newest_sound(folder: Path) -> tuple[Checkpoint, dict[str, Any], list[str]]:
         except CheckpointError as error:
             problems.append(str(error))
     if problems:
-        raise CheckpointError(" ".join(problems) + f" No other checkpoint is left in {folder}: start the run anew.")
-    raise CheckpointError(f"There is no checkpoint in {folder}: the run ended before its first one. Start it anew.")
+        raise CheckpointError(
+            " ".join(problems) + f" No other checkpoint is left in {folder}: start a new run.",
+            code="no-sound-checkpoint",
+            folder=str(folder),
+            problems=problems,
+        )
+    raise CheckpointError(
+        f"There is no checkpoint in {folder}: the run ended before its first one. Start a new run.",
+        code="no-checkpoint",
+        folder=str(folder),
+    )
 
 
-def _serialised(state: dict[str, Any]) -> memoryview:
-    """What `load` will accept again: a state that it would refuse is better refused now than after the work is done."""
+def _serialized(state: dict[str, Any]) -> memoryview:
+    """The bytes of `state`; `CheckpointError` if `load` would refuse them, before any work depends on them."""
     stream = io.BytesIO()
     try:
         torch.save(state, stream)
         stream.seek(0)
         refused = sorted(torch.serialization.get_unsafe_globals_in_checkpoint(stream))
     except Exception as error:
-        raise CheckpointError(f"The state cannot be saved: {type(error).__name__}: {error}.") from error
+        raise CheckpointError(
+            f"The state cannot be saved: {type(error).__name__}: {error}.", code="unsavable"
+        ) from error
     if refused:
         raise CheckpointError(
             f"The state cannot be saved: it holds {', '.join(refused)}. A checkpoint holds tensors and plain values, "
-            "so that loading it cannot run code."
+            "so that loading it cannot run code.",
+            code="unsavable",
+            types=refused,
         )
     return stream.getbuffer()
 
 
 def _remove_unfinished(folder: Path) -> None:
-    """Clear away what a writer left that was killed. There is one writer at a time, so nobody is at work on these."""
+    """Remove the files of a writer that was killed. There is one writer at a time, so these are not in use."""
     for left in [*folder.glob(".step-*.tmp"), *folder.glob("step-*.pt")]:
         if left.suffix == ".tmp" or not left.with_suffix(".json").exists():
             left.unlink(missing_ok=True)
 
 
 def _write_whole(*files: tuple[Path, memoryview]) -> None:
-    """Give each file its name only when all of them are on disk: a full disk changes nothing."""
+    """Rename each file into place only when all of them are on disk: a full disk changes nothing."""
     temporaries = [path.with_name(f".{path.name}.{os.getpid()}.tmp") for path, _ in files]
     try:
         for temporary, (_, data) in zip(temporaries, files, strict=True):
@@ -164,7 +184,7 @@ def _write_whole(*files: tuple[Path, memoryview]) -> None:
 
 
 def _sync_folder(folder: Path) -> None:
-    """Make the new name itself survive a power cut."""
+    """Make the rename survive a power failure."""
     descriptor = os.open(folder, os.O_RDONLY)
     try:
         os.fsync(descriptor)
@@ -178,6 +198,6 @@ def _explain(error: OSError, path: Path, size_bytes: int) -> str:
         return (
             f"The checkpoint {path.name} could not be written: the disk of {path.parent} is full "
             f"({size_bytes / 1e6:.1f} MB needed, {free / 1e6:.1f} MB free). Earlier checkpoints are intact. "
-            "Free some space."
+            "Free disk space."
         )
     return f"The checkpoint {path} could not be written: {error.strerror or error}. Earlier checkpoints are intact."

@@ -1,7 +1,7 @@
-"""Saving checkpoints without holding up training.
+"""Writing checkpoints in the background.
 
-Here: `CheckpointWriter`: the state is copied in memory on the training thread (milliseconds), then written by a thread
-of its own. Not here: the file format (`store.py`).
+Here: `CheckpointWriter`: the training thread copies the state in memory (milliseconds), and another thread writes it.
+Not here: the files (`store.py`).
 """
 
 from __future__ import annotations
@@ -19,11 +19,9 @@ import torch
 from syncline.checkpoint import store
 from syncline.errors import CheckpointError
 
-__all__ = ["CheckpointWriter", "copied"]
-
 
 class CheckpointWriter:
-    """Writes one checkpoint at a time; a periodic one that comes while another is being written is left out."""
+    """Writes one checkpoint at a time; a periodic one is skipped while another is being written."""
 
     def __init__(
         self,
@@ -43,18 +41,18 @@ class CheckpointWriter:
 
     @property
     def is_idle(self) -> bool:
-        """Whether a new checkpoint would be written at once."""
+        """Whether a new checkpoint would be written immediately."""
         return not self._busy.locked() and not self._jobs.full()
 
     def save_if_idle(self, step: int, state: dict[str, Any]) -> bool:
-        """Copy `state` and write it in the background, unless the last one is still being written."""
+        """Copy `state` and write it in the background, unless the previous one is still being written."""
         if not self.is_idle:
             return False
         self._jobs.put((step, copied(state)))
         return True
 
     def save_last(self, step: int, state: dict[str, Any]) -> None:
-        """Write `state` and wait until it is on disk; `CheckpointError` if it is not."""
+        """Write `state` and wait until it is on disk; `CheckpointError` if that fails."""
         assert self._thread.is_alive(), "The writer has ended."
         self._jobs.put((step, copied(state)))
         self.close()
@@ -62,7 +60,7 @@ class CheckpointWriter:
             raise self._last_error
 
     def close(self) -> None:
-        """Finish what is being written and end."""
+        """Finish the checkpoint in progress and end the thread."""
         if self._thread.is_alive():
             self._jobs.put(None)
             self._thread.join()
@@ -76,7 +74,7 @@ class CheckpointWriter:
                     saved = store.save(self._folder, step, state, keep=self._keep)
                 except CheckpointError as error:
                     self._fail(error)
-                except Exception as error:  # whatever it is, the next one may succeed, and `save_last` must hear of it
+                except Exception as error:  # the next one may succeed, and `save_last` must raise it
                     reason = f"{type(error).__name__}: {error}"
                     self._fail(CheckpointError(f"The checkpoint of step {step} could not be written: {reason}."))
                 else:
@@ -89,12 +87,12 @@ class CheckpointWriter:
 
 
 def copied(value: Any) -> Any:
-    """`value` with every tensor in it copied to memory of its own, on the CPU."""
+    """A copy of `value` with every tensor copied to CPU memory."""
     if isinstance(value, torch.Tensor):
         return value.detach().to("cpu", copy=True)
     if isinstance(value, OrderedDict):
         ordered = OrderedDict((k, copied(v)) for k, v in value.items())
-        vars(ordered).update(vars(value))  # a Module's `_metadata`: the version of each layer's format
+        vars(ordered).update(vars(value))  # a Module's `_metadata`: the version of each layer's state
         return ordered
     if isinstance(value, dict):
         return {k: copied(v) for k, v in value.items()}

@@ -1,4 +1,4 @@
-"""`syncline list`: what goes by name. Not here: where the names come from (`catalogue/`)."""
+"""`syncline list`: everything that has a name. Not here: where the names come from (`models/catalog/`)."""
 
 from __future__ import annotations
 
@@ -9,10 +9,8 @@ from typing import Annotated
 
 import typer
 
-from syncline.catalogue.kinds import KINDS, everything
-from syncline.errors import nearest
-
-__all__ = ["list_names"]
+from syncline.cli.kinds import KINDS, everything
+from syncline.errors import did_you_mean
 
 _NARROWEST, _WIDEST = 60, 120
 _LONGEST_NAME = 28
@@ -20,14 +18,14 @@ _LONGEST_NAME = 28
 
 def list_names(
     kind: Annotated[
-        str | None, typer.Argument(metavar="KIND", help=f"One of {', '.join(KINDS)}. Default: how many of each.")
+        str | None, typer.Argument(metavar="KIND", help=f"One of {', '.join(KINDS)}. Default: the number of each.")
     ] = None,
     filter: Annotated[
-        str | None, typer.Argument(metavar="FILTER", help="Only what has this in its name or sentence.")
+        str | None, typer.Argument(metavar="FILTER", help="Only entries whose name or description contains this.")
     ] = None,
-    json: Annotated[bool, typer.Option("--json", help="One JSON object a line.")] = False,
+    json: Annotated[bool, typer.Option("--json", help="One JSON object per line.")] = False,
 ) -> None:
-    """What goes by name in run files and flags: layers, losses, optimisers, metrics and more.
+    """List the names for run files and options: layers, losses, optimizers, metrics and more.
 
     syncline list
     syncline list layers
@@ -49,12 +47,12 @@ def list_names(
     if filter is None:
         typer.echo(f"{len(found):,} {kind}")
         return
-    close = "" if shown else "".join(f" Did you mean {name!r}?" for name in nearest(filter, found, count=1))
-    typer.echo(f"{len(shown):,} of {len(found):,} {kind} have {filter!r} in them.{close}")
+    close = "" if shown else did_you_mean(filter, found)
+    typer.echo(f"{len(shown):,} of {len(found):,} {kind} contain {filter!r}. {close}".rstrip())
 
 
 def _lines(found: dict[str, str]) -> list[str]:
-    """A name, and beside it a sentence that may take several lines."""
+    """A name, and beside it its description on one or more lines."""
     width = min(max(shutil.get_terminal_size().columns, _NARROWEST), _WIDEST)
     room = min(max((len(name) for name in found), default=0), _LONGEST_NAME) + 2
     lines: list[str] = []

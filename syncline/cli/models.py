@@ -1,4 +1,4 @@
-"""`syncline models`: the table of models. Not here: the cards themselves (`syncline/zoo/cards.py`)."""
+"""`syncline models`: the table of models. Not here: the model cards (`models/zoo/cards.py`)."""
 
 from __future__ import annotations
 
@@ -9,22 +9,20 @@ from typing import Annotated
 
 import typer
 
-from syncline.zoo import registry as zoo
-from syncline.zoo.elsewhere import PACKAGES, Package
-from syncline.zoo.model_card import ModelCard
-
-__all__ = ["models"]
+from syncline.models.zoo import registry as zoo
+from syncline.models.zoo.external import PACKAGES, Package
+from syncline.models.zoo.model_card import ModelCard
 
 _NARROWEST, _WIDEST = 80, 120
 
 
 def models(
     every: Annotated[
-        bool, typer.Option("--all", help="Also the names in timm and transformers, as far as these are installed.")
+        bool, typer.Option("--all", help="Also list the models of timm and transformers, if installed.")
     ] = False,
-    json: Annotated[bool, typer.Option("--json", help="One JSON object a line.")] = False,
+    json: Annotated[bool, typer.Option("--json", help="One JSON object per line.")] = False,
 ) -> None:
-    """The models that can be trained by name: their size, what they take, and the paper.
+    """List the built-in models: parameters, input shape, paper.
 
     syncline models
     syncline models --all
@@ -45,8 +43,8 @@ def models(
 
 
 def _as_json(card: ModelCard) -> dict[str, object]:
-    fitted = card.fitted
-    assert fitted is not None, "every model of the zoo says how large it is"
+    fitted = card.reference
+    assert fitted is not None, "every model card of the zoo has a size"
     return {
         "name": card.name,
         "summary": card.summary,
@@ -61,18 +59,18 @@ def _as_json(card: ModelCard) -> dict[str, object]:
 
 
 def _table(cards: list[ModelCard], width: int) -> list[str]:
-    """For each model a line with its size for a data set, then what it is and the paper."""
+    """Per model, a line with its size on a dataset, then its description and paper."""
     widest = max(len(card.name) for card in cards)
-    lines = [f"{'model':<{widest}}  {'parameters':>11}  {'on':<11}  samples of shape"]
+    lines = [f"{'model':<{widest}}  {'parameters':>11}  {'on':<11}  input shape"]
     for card in cards:
-        fitted = card.fitted
-        assert fitted is not None, "every model of the zoo says how large it is"
+        fitted = card.reference
+        assert fitted is not None, "every model card of the zoo has a size"
         kind = "tokens" if fitted.vocabulary is not None else "floats"
         shape = f"{fitted.input_shape} {kind}"
         lines.append(f"{card.name:<{widest}}  {fitted.parameters:>11,}  {fitted.data:<11}  {shape}")
-        told = f"{card.summary} {card.paper}."
-        lines += _wrapped(told, width, "    ")
-    return [*lines, "", f"{len(cards)} models here. Run files for all of them: examples/runs."]
+        description = f"{card.summary} {card.paper}."
+        lines += _wrapped(description, width, "    ")
+    return [*lines, "", f"{len(cards)} models. A run file for each: examples/runs."]
 
 
 def _elsewhere(others: dict[Package, list[str]], width: int, *, asked: bool) -> list[str]:
@@ -83,13 +81,13 @@ def _elsewhere(others: dict[Package, list[str]], width: int, *, asked: bool) -> 
             lines += _wrapped("  ".join(others[package]), width, "  ")
         elif not package.is_installed:
             lines.append(
-                f"With {package.name} more, as {package.prefix}:NAME: pip install 'syncline[{package.prefix}]'"
+                f"{package.name} adds more, as {package.prefix}:NAME: pip install 'syncline[{package.prefix}]'"
             )
         elif not asked:
             lines.append(f"More from {package.name}, as {package.prefix}:NAME: syncline models --all")
     if others:
         total = len(zoo.names()) + sum(map(len, others.values()))
-        lines += ["", f"{total:,} models in all."]
+        lines += ["", f"{total:,} models in total."]
     return lines
 
 

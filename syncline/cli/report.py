@@ -1,6 +1,6 @@
-"""`syncline report RUN [RUN...]`: one page from what runs have left, and TensorBoard's files beside it.
+"""`syncline report RUN...`: an HTML report on one or more runs, and TensorBoard files.
 
-Here: what the command takes, and where things go. Not here: the page (`report/`).
+Here: what the command takes, and where it writes. Not here: the page (`observe/report/`).
 """
 
 from __future__ import annotations
@@ -11,35 +11,37 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 if TYPE_CHECKING:
-    from syncline.report.record import RunRecord
-
-__all__ = ["report"]
+    from syncline.observe.report.record import RunRecord
 
 
 def report(
     runs: Annotated[
         list[Path],
-        typer.Argument(metavar="RUN...", help="Run directories; several are drawn over each other."),
+        typer.Argument(metavar="RUN...", help="Run directories; several are compared."),
     ],
     out: Annotated[
         Path | None,
-        typer.Option(metavar="FILE", help="The page. Default: report.html in RUN, or here if there are several."),
+        typer.Option(metavar="FILE", help="Output file. Default: report.html in RUN, or here for several runs."),
     ] = None,
     tensorboard: Annotated[
-        bool, typer.Option(help="Also write the numbers for TensorBoard, into RUN/tensorboard.")
+        bool, typer.Option(help="Also write scalars to RUN/tensorboard.", rich_help_panel="TensorBoard")
     ] = True,
     histograms: Annotated[
-        bool, typer.Option("--histograms", help="For TensorBoard, too: the parameters at each checkpoint.")
+        bool,
+        typer.Option(
+            "--histograms", help="Also write parameter histograms of each checkpoint.", rich_help_panel="TensorBoard"
+        ),
     ] = False,
     graph: Annotated[
-        bool, typer.Option("--graph", help="For TensorBoard, too: the model, as torch traces it.")
+        bool, typer.Option("--graph", help="Also write the traced model graph.", rich_help_panel="TensorBoard")
     ] = False,
-    open_it: Annotated[bool, typer.Option("--open", help="Show it in the browser.")] = False,
+    open_it: Annotated[bool, typer.Option("--open", help="Open the report in the browser.")] = False,
 ) -> None:
-    """Make one page of a run, or of several: curves, throughput, where the time goes, what is confused, what happened.
+    """Write an HTML report on a run, or a comparison of several.
 
-    The page needs nothing else: it opens without a network, and can be sent to
-    somebody. The run may be going on, finished, or crashed.
+    It shows curves, throughput, the time of each phase of a step, the confusion
+    matrix and a timeline. The file is self-contained. Runs may be live, finished
+    or crashed.
 
     syncline report runs/lenet-mnist-20260101-120000
     syncline report runs/* --out comparison.html --open
@@ -47,18 +49,18 @@ def report(
     """
     from syncline.coordinator.requests import is_live
     from syncline.errors import ConfigError
-    from syncline.report.load import load
-    from syncline.report.page import as_html
+    from syncline.observe.report.load import load
+    from syncline.observe.report.report_page import as_html
     from syncline.telemetry.run_dir import RunDir
 
     if (histograms or graph) and not tensorboard:
-        raise ConfigError("--histograms and --graph are for TensorBoard. Leave --no-tensorboard out.")
+        raise ConfigError("--histograms and --graph write TensorBoard files. Leave --no-tensorboard out.")
     records = load(runs, is_live)
     page = out or (runs[0] / "report.html" if len(runs) == 1 else Path("report.html"))
     try:
         RunDir.write(page, as_html(records).encode())
     except OSError as error:
-        raise ConfigError(f"{page} cannot be written: {error.strerror}. Say where with --out FILE.") from error
+        raise ConfigError(f"Cannot write {page}: {error.strerror}. Choose another file with --out FILE.") from error
     typer.echo(f"report: {page}")
     if tensorboard:
         for path, record in zip(runs, records, strict=True):
@@ -68,20 +70,20 @@ def report(
 
 
 def _write_for_tensorboard(run: Path, record: RunRecord, *, histograms: bool, graph: bool) -> None:
-    from syncline.report.tensorboard import write_scalars
+    from syncline.observe.report.tensorboard import write_scalars
     from syncline.telemetry.run_dir import RunDir
 
     folder = run / "tensorboard"
     try:
         write_scalars(record, folder)
     except OSError as error:
-        typer.echo(f"{folder} cannot be written: {error.strerror}. The page is there all the same.", err=True)
+        typer.echo(f"Cannot write {folder}: {error.strerror}. The report itself is complete.", err=True)
         return
     if histograms or graph:
-        from syncline.workers import portrait  # brings torch
+        from syncline.workers import tensorboard  # imports torch
 
         if histograms:
-            portrait.write_histograms(RunDir(run), folder / "parameters")
+            tensorboard.write_histograms(RunDir(run), folder / "parameters")
         if graph:
-            portrait.write_graph(RunDir(run), folder / "graph")
+            tensorboard.write_graph(RunDir(run), folder / "graph")
     typer.echo(f"tensorboard --logdir {folder}")

@@ -1,42 +1,63 @@
-"""`syncline show`: a network, layer by layer. Not here: looking at it and drawing it (`anatomy/`)."""
+"""`syncline show`: a model, layer by layer. Not here: examining and drawing it (`models/summary/`)."""
 
 from __future__ import annotations
 
+import copy
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from syncline.cli.task_flags import Data, DataDir, What
+from syncline.cli.task_options import TaskArgument, with_task_options
+from syncline.errors import ConfigError
 
-__all__ = ["show"]
+if TYPE_CHECKING:
+    from syncline.models.summary.summarize import ModelSummary
+    from syncline.task import Task
 
 
+@with_task_options("data", "data_dir")
 def show(
-    task: What,
-    data: Data = None,
-    data_dir: DataDir = None,
-    svg: Annotated[
-        Path | None, typer.Option(metavar="FILE", help="Also draw the network as a picture, into this file.")
-    ] = None,
+    task: TaskArgument,
+    svg: Annotated[Path | None, typer.Option(metavar="FILE", help="Also write a diagram to this SVG file.")] = None,
+    *,
+    parts: dict[str, Any],
 ) -> None:
-    """Draw a network: its layers and branches, output shapes, parameters, memory and FLOPs.
+    """Show a model layer by layer: output shapes, parameters, memory, FLOPs.
 
     syncline show my_run.toml
     syncline show lenet --data mnist --svg lenet.svg
     """
     from syncline.cli.tasks import find_task
 
-    found = find_task(task, {"data": data, "data_dir": data_dir}, {}, None)
+    found = find_task(task, parts, {})
     located = found.task.located(found.data_dir, None)
 
-    from syncline.anatomy.of_task import anatomy_of
-    from syncline.anatomy.terminal import as_text
+    from syncline.models.summary.terminal import as_text
 
-    anatomy = anatomy_of(located)
-    typer.echo(as_text(anatomy))
+    summary = _summary_of(located)
+    typer.echo(as_text(summary))
     if svg is not None:
-        from syncline.anatomy.svg import as_svg
+        from syncline.models.summary.svg import as_svg
 
-        svg.write_text(as_svg(anatomy))
-        typer.echo(f"Drawn in {svg}.")
+        svg.write_text(as_svg(summary))
+        typer.echo(f"Wrote {svg}.")
+
+
+def _summary_of(task: Task) -> ModelSummary:
+    """Examine the task's model with one sample of its data."""
+    import torch
+
+    from syncline.models.summary.summarize import summarize
+    from syncline.task import LocatedData
+    from syncline.workers.build import build_model, build_sources
+
+    source, _ = build_sources(task)
+    batch = source.fetch([0])
+    sample = batch[0] if isinstance(batch, (tuple, list)) else batch
+    if not isinstance(sample, torch.Tensor):
+        raise ConfigError(f"The inputs of this data are {type(sample).__name__}; 'syncline show' needs tensors.")
+    model = copy.deepcopy(build_model(task, source, seed=0)).to("meta")
+    facts = task.facts()
+    name = task.data.name if isinstance(task.data, LocatedData) else facts.data
+    return summarize(model, sample.to("meta"), title=f"{facts.model} on {name}")

@@ -1,4 +1,4 @@
-"""Tables that commands print."""
+"""The table of `syncline strategies`."""
 
 from __future__ import annotations
 
@@ -7,41 +7,29 @@ import re
 import shutil
 import textwrap
 
-from syncline.strategies.hierarchy import Hierarchy
+from syncline.strategies.answers import brief_text_of
 from syncline.strategies.presets import PRESETS
-from syncline.strategies.strategy import Strategy, brief_text_of
-
-__all__ = ["strategy_table"]
 
 _NARROWEST, _WIDEST = 80, 120
 _GAP = 2
-_INSIDE, _ACROSS = "  inside a host", "  across hosts"
 
 
 def strategy_table(width: int | None = None) -> str:
-    """The presets: their four answers, after which system, and the paper; as wide as the terminal, within reason."""
+    """The named strategies: their four choices, the system they follow and the paper; as wide as the terminal."""
     width = min(max(width or shutil.get_terminal_size().columns, _NARROWEST), _WIDEST)
     rows = [["name", "what", "when", "whom", "how"]]
     for preset in PRESETS.values():
-        made = preset.make()
-        if isinstance(made, Hierarchy):
+        levels = preset.make().levels
+        if len(levels) > 1:
             rows.append([preset.name])
-            rows.append([_INSIDE, *_answers(made.inside_host)])
-            rows.append([_ACROSS, *_answers(made.across_hosts)])
-        else:
-            rows.append([preset.name, *_answers(made)])
-    told = [[preset.name, f"{preset.after}. {preset.paper}."] for preset in PRESETS.values()]
-    return "\n".join(
-        ["Strategies by name", *_columns(rows, width), "", "After which system, and the paper", *_list(told, width)]
-    )
-
-
-def _answers(strategy: Strategy) -> list[str]:
-    return [brief_text_of(answer) for answer in (strategy.what, strategy.when, strategy.whom, strategy.how)]
+        for where, level in levels.items():
+            rows.append([f"  {where}" if where else preset.name, *map(brief_text_of, level.answers or ())])
+    sources = [[preset.name, f"{preset.after}. {preset.paper}."] for preset in PRESETS.values()]
+    return "\n".join(["Strategies by name", *_columns(rows, width), "", "Systems and papers", *_list(sources, width)])
 
 
 def _columns(rows: list[list[str]], width: int) -> list[str]:
-    """Rows side by side; where there is no room, the widest columns are broken where one would draw breath."""
+    """Aligned columns; without enough room, the cells of the widest columns are wrapped."""
     columns = list(itertools.zip_longest(*rows, fillvalue=""))
     widths = [max(map(len, column)) for column in columns]
     least = [max(len(piece) for cell in column for piece in ["", *_pieces(cell)]) for column in columns]
@@ -59,7 +47,7 @@ def _columns(rows: list[list[str]], width: int) -> list[str]:
 
 
 def _broken(text: str, room: int) -> list[str]:
-    """In lines of at most `room` letters."""
+    """Wrapped to at most `room` characters."""
     lines = [""]
     for piece in _pieces(text):
         if lines[-1] and len(lines[-1]) + len(piece.rstrip()) > room:
@@ -69,12 +57,12 @@ def _broken(text: str, room: int) -> list[str]:
 
 
 def _pieces(text: str) -> list[str]:
-    """What must stay together: up to a bracket, a comma or an equals sign."""
+    """Unbreakable pieces: up to a bracket, a comma or an equals sign."""
     return re.findall(r"[^(,=]*[(,=]\s*|[^(,=]+$", text)
 
 
 def _list(rows: list[list[str]], width: int) -> list[str]:
-    """A name, and beside it a text that may take several lines."""
+    """A name, and beside it a text on one or more lines."""
     room = max(len(name) for name, _ in rows) + _GAP
     lines = []
     for name, text in rows:

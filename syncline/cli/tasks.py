@@ -1,6 +1,6 @@
-"""From what the user typed after `syncline train` to a task and its settings.
+"""From the TASK argument to a task and its settings.
 
-Three forms: a model's name, `file.py:name`, `file.toml`. Flags win over files; files win over defaults.
+Three forms: a model's name, `file.py:name`, `file.toml`. Options override files; files override defaults.
 """
 
 from __future__ import annotations
@@ -17,29 +17,29 @@ from syncline.config.run import RunConfig
 from syncline.config.spec import Spec
 from syncline.config.toml import read_run_file
 from syncline.data import named
-from syncline.errors import ConfigError, SynclineError, UnknownName, nearest
+from syncline.errors import ConfigError, SynclineError, UnknownName
+from syncline.models.declared.read import task_settings
+from syncline.models.zoo import registry as zoo
 from syncline.task import Task
 from syncline.workers.failure import describe_failure
-from syncline.zoo import registry as zoo
-
-__all__ = ["FoundTask", "find_task"]
 
 
 @dataclasses.dataclass(frozen=True)
 class FoundTask:
-    """What to train, how, and where its data may lie."""
+    """What to train, how, and where to look for its data first."""
 
     task: Task
     config: RunConfig
     data_dir: Path | None
 
 
-def find_task(what: str, given: Mapping[str, Any], settings: Mapping[str, Any], lr: float | None) -> FoundTask:
-    """The task that `what` names, with the flags in `given` and `settings` taking precedence."""
-    flags = {k: v for k, v in given.items() if v is not None}
+def find_task(what: str, given: Mapping[str, Any], settings: Mapping[str, Any]) -> FoundTask:
+    """The task that `what` names; the options in `given` and `settings` take precedence over files."""
+    flags = dict(given)
+    lr = flags.pop("lr", None)
     if what.endswith(".toml"):
         file = read_run_file(Path(what))
-        parts = {**file.task, **flags}
+        parts = {**task_settings(file), **flags}
         data_dir = parts.pop("data_dir", None)
         try:
             task, config = _task(parts, lr), RunConfig(**{**file.config, **settings})
@@ -53,12 +53,11 @@ def find_task(what: str, given: Mapping[str, Any], settings: Mapping[str, Any], 
         return FoundTask(_with_lr(changed, lr), RunConfig(**settings), data_dir)
     name = Spec.parse(what).name
     if not zoo.is_known(name):
-        more = "A task in Python is given as my_task.py:task, a run file as my_run.toml."
+        more = "A Python task is given as my_task.py:task, a run file as my_run.toml."
         raise UnknownName.among("model", name, zoo.names(), more=more)
     if "data" not in flags:
         raise ConfigError(
-            f"Which data should {name} be trained on? Add --data with a path, a URL or one of: "
-            f"{', '.join(named.names())}."
+            f"{name} needs a dataset. Add --data with a path, a URL or one of: {', '.join(named.names())}."
         )
     return FoundTask(_task({"model": what, **flags}, lr), RunConfig(**settings), data_dir)
 
@@ -69,7 +68,7 @@ def _task(parts: Mapping[str, Any], lr: float | None) -> Task:
 
 def _without_schedule(parts: dict[str, Any]) -> dict[str, Any]:
     if parts.get("schedule") == "none":
-        # No schedule on purpose, which is not the same as leaving it to the model's card.
+        # Explicitly no schedule; without the option, the model's card decides.
         parts["schedule"] = Spec("ConstantLR", {"factor": 1.0})
     return parts
 
@@ -81,7 +80,7 @@ def _with_lr(task: Task, lr: float | None) -> Task:
         raise ConfigError(f"lr is {lr:g}, but must be more than 0.")
     full = task.with_defaults()
     if not isinstance(full.optimizer, Spec):
-        raise ConfigError("--lr cannot change an optimiser that is a function: set the learning rate inside it.")
+        raise ConfigError("--lr cannot change an optimizer that is a function. Set the learning rate inside it.")
     schedule = full.schedule if task.optimizer is None else task.schedule
     return dataclasses.replace(task, optimizer=full.optimizer.with_options(lr=lr), schedule=schedule)
 
@@ -91,7 +90,7 @@ def _task_of_python(what: str) -> Task:
     path = Path(file_name)
     if not path.is_file():
         raise ConfigError(f"There is no file {path}.")
-    with _told_by_file(path):
+    with _errors_in(path):
         module = _import_file(path)
     if not name:
         tasks = [n for n, v in vars(module).items() if isinstance(v, Task)]
@@ -101,11 +100,10 @@ def _task_of_python(what: str) -> Task:
         name = tasks[0]
     found_task = getattr(module, name, None)
     if found_task is None:
-        close = nearest(name, vars(module))
-        hint = f" Did you mean {path}:{close[0]}?" if close else ""
-        raise ConfigError(f"{path} has no {name!r}.{hint}")
+        public = [n for n in vars(module) if not n.startswith("_")]
+        raise UnknownName.among(f"name in {path} called", name, public)
     if callable(found_task) and not isinstance(found_task, Task):
-        with _told_by_file(path):
+        with _errors_in(path):
             found_task = found_task()
     if not isinstance(found_task, Task):
         raise ConfigError(
@@ -115,15 +113,15 @@ def _task_of_python(what: str) -> Task:
 
 
 @contextmanager
-def _told_by_file(path: Path) -> Iterator[None]:
-    """An exception in the user's file is told first, and without the way through this command to it."""
+def _errors_in(path: Path) -> Iterator[None]:
+    """Report an exception in the user's file with its own traceback, without the frames of this command."""
     try:
         yield
     except SynclineError:
         raise  # the message says it all
     except Exception as error:
-        told = describe_failure(error, rank=0, step=0, samples=[])
-        raise ConfigError(f"{path} raised {told.kind}: {told.message}\n\n{told.traceback.rstrip()}") from error
+        failure = describe_failure(error, worker_id=0, step=0, samples=[])
+        raise ConfigError(f"{path} raised {failure.kind}: {failure.message}\n\n{failure.traceback.rstrip()}") from error
 
 
 def _import_file(path: Path) -> Any:
@@ -136,6 +134,6 @@ def _import_file(path: Path) -> Any:
     module = importlib.util.module_from_spec(spec)
     sys.modules[path.stem] = module
     spec.loader.exec_module(module)
-    # Workers get the file's classes and functions by value: nobody runs the file a second time.
+    # Workers get the file's classes and functions by value, so that they need not run the file again.
     cloudpickle.register_pickle_by_value(module)
     return module

@@ -1,1 +1,1 @@
-"""How bytes and tensors move between the processes of a run; nothing here knows why they move."""
+"""Communication between the processes of a run: collectives, parameter servers, codecs, the control channel."""

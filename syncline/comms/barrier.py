@@ -1,11 +1,11 @@
 """A barrier between processes that costs microseconds, made of one counter per rank and the kernel's futex.
 
-Here: arriving, spinning briefly, sleeping in the kernel, being aborted. Not here: what is exchanged between two
-barriers (`shared_memory.py`).
+Here: arriving, spinning briefly, sleeping in the kernel, aborting. Not here: what is exchanged between two barriers
+(`shared_memory.py`).
 
 Each rank owns one 32-bit counter on its own cache line, so no atomic read-modify-write is needed: a rank stores its
-new count, wakes whoever sleeps on that word, and waits until every other counter has caught up. A futex sleeps only
-if the word still holds the value that was read, so a wake-up cannot be missed.
+new count, wakes the ranks that sleep on that word, and waits until every other counter has caught up. A futex sleeps
+only if the word still holds the value that was read, so a wake-up cannot be missed.
 """
 
 from __future__ import annotations
@@ -13,24 +13,26 @@ from __future__ import annotations
 import ctypes
 import mmap
 import time
+from collections.abc import Callable, Sequence
 
-from syncline.errors import PeerLost
-
-__all__ = ["LINE_BYTES", "SharedBarrier"]
+from syncline.errors import PeerFailed
 
 LINE_BYTES = 64
 """One cache line: counters of different ranks must not share one, or they slow each other down."""
 
 _SYS_FUTEX_X86_64 = 202
 _FUTEX_WAIT, _FUTEX_WAKE = 0, 1
-_EVERYBODY = 2**31 - 1
+_ALL = 2**31 - 1
 _MASK = 2**32 - 1
 _SLICE_S = 0.2  # the longest sleep in one go: bounds how late an abort that raced with falling asleep is seen
+_CHECK_PARENT_S = 0.2  # how often a rank that waits in a child barrier checks whether the parent was aborted
 
 _libc = ctypes.CDLL(None, use_errno=True)
 
 
-class _Timespec(ctypes.Structure):
+class Timespec(ctypes.Structure):
+    """C's `struct timespec`."""
+
     _fields_ = (("seconds", ctypes.c_long), ("nanoseconds", ctypes.c_long))
 
 
@@ -41,8 +43,10 @@ class SharedBarrier:
         self, memory: mmap.mmap, offset: int, *, rank: int, size: int, spin_s: float, timeout_s: float
     ) -> None:
         self.rank, self.size = rank, size
+        self.names: Sequence[int] = range(size)
+        """How errors name the ranks."""
         self.waited_s = 0.0
-        """For how long this rank has waited for others so far."""
+        """How long this rank has waited for others so far."""
         self._spin_s, self._timeout_s = spin_s, timeout_s
         region = memoryview(memory)[offset : offset + self.bytes_needed(size)]
         self._words = region.cast("I")
@@ -52,7 +56,7 @@ class SharedBarrier:
         self._aborted_index = size * self._stride
         self._count = self._words[rank * self._stride]
         self._others = [r for r in range(size) if r != rank]
-        self._slice = _Timespec(0, int(_SLICE_S * 1e9))
+        self._slice = Timespec(0, int(_SLICE_S * 1e9))
 
     @staticmethod
     def bytes_needed(size: int) -> int:
@@ -60,29 +64,37 @@ class SharedBarrier:
         return (size + 1) * LINE_BYTES
 
     def wait(self) -> None:
-        """Return when every rank has called `wait` as often as this one; `PeerLost` if aborted or after the limit.
+        """Return when every rank has called `wait` as often as this one; `PeerFailed` at an abort or the timeout.
 
-        A barrier to which everybody came is complete, even if somebody aborts on leaving it: what was agreed there
-        stands, and whoever is slow to leave must still learn of it.
+        A barrier that all ranks have reached is complete, even if one aborts on leaving it: what they agreed on stands,
+        and a rank that is slow to leave must still see it.
         """
         if self._words[self._aborted_index]:
             raise _aborted()
         self._count = count = (self._count + 1) & _MASK
         words, stride = self._words, self._stride
         words[self.rank * stride] = count
-        _libc.syscall(_SYS_FUTEX_X86_64, ctypes.c_void_p(self._addresses[self.rank]), _FUTEX_WAKE, _EVERYBODY, None)
+        _libc.syscall(_SYS_FUTEX_X86_64, ctypes.c_void_p(self._addresses[self.rank]), _FUTEX_WAKE, _ALL, None)
         for other in self._others:
             index = other * stride
-            if (words[index] - count) & _MASK >= 2**31:  # the other one is behind; counters may wrap around
+            if (words[index] - count) & _MASK >= 2**31:  # the other rank is behind; counters may wrap around
                 since = time.perf_counter()
                 self._wait_for(other, index, count)
                 self.waited_s += time.perf_counter() - since
 
+    @property
+    def is_aborted(self) -> bool:
+        return bool(self._words[self._aborted_index])
+
+    def is_over(self) -> bool:
+        """Whether this barrier was aborted, or one above it; for barriers of some of its ranks."""
+        return self.is_aborted
+
     def abort(self) -> None:
-        """Wake everybody on every rank with `PeerLost`, now and at every later `wait`."""
+        """Make every rank's present and later `wait` raise `PeerFailed`."""
         self._words[self._aborted_index] = 1
         for address in self._addresses:
-            _libc.syscall(_SYS_FUTEX_X86_64, ctypes.c_void_p(address), _FUTEX_WAKE, _EVERYBODY, None)
+            _libc.syscall(_SYS_FUTEX_X86_64, ctypes.c_void_p(address), _FUTEX_WAKE, _ALL, None)
 
     def _wait_for(self, other: int, index: int, count: int) -> None:
         words = self._words
@@ -93,7 +105,7 @@ class SharedBarrier:
             if (seen - count) & _MASK < 2**31:
                 return
             if words[self._aborted_index]:
-                # Whoever aborted may have come first: only a count that is still behind now will stay behind.
+                # The other rank may have arrived before it aborted: only a count that is behind now stays behind.
                 if (words[index] - count) & _MASK < 2**31:
                     return
                 raise _aborted()
@@ -101,10 +113,67 @@ class SharedBarrier:
             if now < spin_until:
                 continue
             if now - start > self._timeout_s:
-                raise PeerLost(f"Worker {other} did not come to the exchange within {self._timeout_s:g} s.")
+                raise _timed_out(other, self._timeout_s)
             address = ctypes.c_void_p(self._addresses[other])
             _libc.syscall(_SYS_FUTEX_X86_64, address, _FUTEX_WAIT, ctypes.c_uint32(seen), ctypes.byref(self._slice))
 
 
-def _aborted() -> PeerLost:
-    return PeerLost("The exchange was aborted because another worker is gone.")
+class ChildBarrier(SharedBarrier):
+    """A barrier of some of the ranks, whose waits also end when the parent collective is aborted.
+
+    The rank that aborts the parent need not know this barrier, so those that wait here check the parent regularly.
+    `names` has the ranks by which errors name the members.
+    """
+
+    def __init__(
+        self,
+        memory: mmap.mmap,
+        is_parent_over: Callable[[], bool],
+        names: Sequence[int],
+        rank: int,
+        *,
+        spin_s: float,
+        timeout_s: float,
+    ) -> None:
+        super().__init__(memory, 0, rank=rank, size=len(names), spin_s=spin_s, timeout_s=_CHECK_PARENT_S)
+        self.names = names
+        self._is_parent_over, self._total_timeout_s = is_parent_over, timeout_s
+
+    def wait(self) -> None:
+        self._check_parent()
+        super().wait()
+
+    def is_over(self) -> bool:
+        self._check_parent()
+        return self.is_aborted
+
+    def _check_parent(self) -> None:
+        if self._is_parent_over():
+            self.abort()
+
+    def _wait_for(self, other: int, index: int, count: int) -> None:
+        until = time.monotonic() + self._total_timeout_s
+        while True:
+            # The other rank may arrive and abort between two checks; it is missing only if it was aborted before.
+            was_aborted = self.is_aborted
+            try:
+                return super()._wait_for(other, index, count)
+            except PeerFailed:
+                if was_aborted:
+                    raise
+            self._check_parent()
+            if time.monotonic() > until and not self.is_aborted:
+                raise _timed_out(self.names[other], self._total_timeout_s)
+
+
+def _aborted() -> PeerFailed:
+    return PeerFailed("The exchange was aborted because another worker failed.", code="aborted")
+
+
+def _timed_out(rank: int, timeout_s: float) -> PeerFailed:
+    return PeerFailed(
+        f"Rank {rank} did not reach the exchange within {timeout_s:g} s.",
+        code="timeout",
+        rank=rank,
+        timeout_s=timeout_s,
+    )

@@ -1,6 +1,6 @@
 """The control channel: short messages between the coordinator and each worker, over ZeroMQ with CURVE keys.
 
-Here: the messages, the coordinator's end and a worker's. Not here: the sockets and their keys (`curve.py`), what
+Here: the messages, the coordinator's end and a worker's. Not here: the sockets and their keys (`zmq_sockets.py`), what
 anybody decides on receiving a message (`coordinator/`, `workers/`), and bulk data (`collective.py`).
 
 Messages are MessagePack and decode into the types below or not at all: nothing is unpickled.
@@ -13,56 +13,27 @@ from typing import Any
 import msgspec
 import zmq
 
-from syncline.comms.curve import Dealer, Keys, Router
-
-__all__ = [
-    "Abort",
-    "ControlClient",
-    "ControlServer",
-    "Events",
-    "Failed",
-    "Finished",
-    "FromWorker",
-    "Hello",
-    "LedgerLine",
-    "Meet",
-    "MeetingCall",
-    "NewView",
-    "Ready",
-    "Release",
-    "RunFiles",
-    "ServerAddresses",
-    "ServerReady",
-    "ServersRequest",
-    "StoreAddress",
-    "Stranded",
-    "StoreRequest",
-    "Stop",
-    "Ticket",
-    "ToWorker",
-    "ViewOf",
-    "Welcome",
-]
+from syncline.comms.zmq_sockets import Dealer, Keys, Router
 
 
 class RunFiles(msgspec.Struct, frozen=True, kw_only=True):
-    """Where the files of a run are."""
+    """Paths of the files of a run."""
 
-    payload_path: str
+    task_path: str
     run_dir: str
     checkpoint_path: str | None
-    """What to go on from, if this is not the beginning."""
+    """The checkpoint to resume from, if any."""
 
 
-class Ticket(msgspec.Struct, frozen=True, kw_only=True):
+class LaunchSpec(msgspec.Struct, frozen=True, kw_only=True):
     """All that a new process needs to join a run: who it is, and how to reach and convince the coordinator."""
 
-    rank: int
+    worker_id: int
     life: int = 0
-    """How many processes have had this rank before: more than none for one that replaces another."""
+    """How many processes have had this id before: more than none for one that replaces another."""
     host: str = "127.0.0.1"
     """The address at which the others reach this process, and at which it listens."""
-    is_elsewhere: bool = False
+    is_remote: bool = False
     """Whether its machine is another one than the driver's: other paths, other processes."""
     files: RunFiles | None = None
     """Where this process finds the files of the run, if not where the driver does."""
@@ -74,34 +45,34 @@ class Ticket(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Hello(msgspec.Struct, frozen=True, tag=True):
-    """A worker's process is up."""
+    """A worker's process has started."""
 
-    rank: int
+    worker_id: int
     pid: int
 
 
 class Ready(msgspec.Struct, frozen=True, tag=True):
-    """A worker that was started later can take part as soon as it is told of a View with it."""
+    """A worker that was started later is ready to join the next View."""
 
-    rank: int
+    worker_id: int
     life: int
 
 
 class Stranded(msgspec.Struct, frozen=True, tag=True):
-    """A worker cannot reach the others of a View any more, and was not told of another."""
+    """A worker cannot reach the other members of a View, and has received no newer View."""
 
-    rank: int
+    worker_id: int
     life: int
     view: int
 
 
 class Events(msgspec.Struct, frozen=True, tag=True):
-    """Telemetry, and with it the sign that the worker lives; `step` shows whether its loop advances.
+    """Telemetry events, also sent as a heartbeat; `step` shows whether the training loop advances.
 
-    `waits`: it is waiting for others just now.
+    `waits`: the loop is waiting for other workers.
     """
 
-    rank: int
+    worker_id: int
     step: int
     events: list[dict[str, Any]]
     life: int = 0
@@ -109,22 +80,22 @@ class Events(msgspec.Struct, frozen=True, tag=True):
 
 
 class LedgerLine(msgspec.Struct, frozen=True, tag=True):
-    """A line for the ledger of samples, as `data/ledger.py` writes it."""
+    """A line of the sample ledger, as encoded by `data/ledger.py`."""
 
-    rank: int
+    worker_id: int
     line: bytes
 
 
 class StoreRequest(msgspec.Struct, frozen=True, tag=True):
-    """A worker needs the store of torch.distributed."""
+    """A worker needs the address of torch.distributed's store."""
 
-    rank: int
+    worker_id: int
 
 
 class MeetingCall(msgspec.Struct, frozen=True, tag=True):
-    """A worker has something to agree on with all the others, who are at other steps."""
+    """A worker calls a meeting to agree on something with workers that are at other steps."""
 
-    rank: int
+    worker_id: int
     view: int
     number: int
 
@@ -132,7 +103,7 @@ class MeetingCall(msgspec.Struct, frozen=True, tag=True):
 class ServerReady(msgspec.Struct, frozen=True, tag=True):
     """A parameter server listens at `address`."""
 
-    rank: int
+    worker_id: int
     address: str
     life: int = 0
 
@@ -140,24 +111,24 @@ class ServerReady(msgspec.Struct, frozen=True, tag=True):
 class ServersRequest(msgspec.Struct, frozen=True, tag=True):
     """A worker needs the addresses of the parameter servers."""
 
-    rank: int
+    worker_id: int
 
 
 class Finished(msgspec.Struct, frozen=True, tag=True):
-    """A worker has done its part; the summary comes from rank 0."""
+    """A worker has completed its part."""
 
-    rank: int
+    worker_id: int
     stopped_early: bool
     summary: dict[str, Any]
 
 
 class Failed(msgspec.Struct, frozen=True, tag=True):
-    """A worker cannot go on. `kind` is the exception's class name, `consequence` says that a peer failed before.
+    """A worker failed with an exception. `kind` is its class name; `consequence`: it followed from another failure.
 
-    `is_first_step`: it had not done a single step, so another one in its place would hardly do better.
+    `is_first_step`: the worker had not completed a step, so a replacement would likely fail, too.
     """
 
-    rank: int
+    worker_id: int
     kind: str
     message: str
     traceback: str
@@ -166,52 +137,55 @@ class Failed(msgspec.Struct, frozen=True, tag=True):
     consequence: bool
     life: int = 0
     is_first_step: bool = True
+    code: str | None = None
+    """The `code` and `facts` of one of Syncline's own errors."""
+    facts: dict[str, Any] = {}
 
 
 class ViewOf(msgspec.Struct, frozen=True):
-    """Who takes part from now on, by number; a member's rank is its place among them."""
+    """The members of a View by worker_id; a member's rank is its position among them."""
 
     number: int
     members: list[int]
     control_segment: str | None
-    """Where shared memory for the members' exchanges is; None if they exchange otherwise."""
+    """The shared-memory segment for the members' exchanges; None if they use the network."""
 
 
 class Welcome(msgspec.Struct, frozen=True, tag=True):
-    """The coordinator's answer to Hello: everything that was decided, nothing to be derived again."""
+    """The coordinator's answer to Hello: the plan, and what a worker needs to join."""
 
     plan: dict[str, Any]
     files: RunFiles
     view: ViewOf | None
-    """None for a process that was started later: it says when it is ready, and is told then."""
+    """None for a process that was started later: it sends Ready, and receives a NewView."""
     driver_pid: int
     python_path: list[str]
     working_dir: str
     secret: str
-    """What a worker shows to a parameter server, and a server to a worker."""
+    """With which workers and parameter servers authenticate each other."""
     session: str
-    """Names what is done from the driver's start to its end: a run that is resumed has several."""
+    """Identifies one lifetime of the driver: a resumed run has several sessions."""
 
 
 class NewView(msgspec.Struct, frozen=True, tag=True):
-    """Somebody was lost, joins or leaves: give up the exchange in progress, and go on in this View."""
+    """A worker failed, joins or leaves: abort the exchange in progress and continue in this View."""
 
     view: ViewOf
 
 
 class Release(msgspec.Struct, frozen=True, tag=True):
-    """To a server of parameters: the workers are done."""
+    """To a parameter server: the workers are done."""
 
 
 class StoreAddress(msgspec.Struct, frozen=True, tag=True):
-    """Where the store listens."""
+    """The address of torch.distributed's store."""
 
     host: str
     port: int
 
 
 class Meet(msgspec.Struct, frozen=True, tag=True):
-    """Meeting `number` of a View is called."""
+    """Meeting `number` of a View begins."""
 
     view: int
     number: int
@@ -224,11 +198,11 @@ class ServerAddresses(msgspec.Struct, frozen=True, tag=True):
 
 
 class Stop(msgspec.Struct, frozen=True, tag=True):
-    """Agree with the others on a step, save, and end there."""
+    """Agree with the other workers on a step, save and stop there."""
 
 
 class Abort(msgspec.Struct, frozen=True, tag=True):
-    """The run has failed: give up the exchange in progress, and end."""
+    """The run has failed or is complete: abort the exchange in progress, and exit."""
 
     reason: str
 
@@ -262,13 +236,12 @@ class ControlServer:
 
     @property
     def address(self) -> str:
-        """Where it listens."""
         return self._router.address
 
-    def ticket(self, rank: int, life: int = 0) -> Ticket:
-        """What the worker of this rank needs to join."""
-        return Ticket(
-            rank=rank,
+    def launch_spec(self, worker_id: int, life: int = 0) -> LaunchSpec:
+        """What worker `worker_id` needs to join."""
+        return LaunchSpec(
+            worker_id=worker_id,
             life=life,
             address=self.address,
             server_key=self._keys.server_public,
@@ -278,7 +251,6 @@ class ControlServer:
 
     @property
     def socket(self) -> zmq.Socket[bytes]:
-        """For a poller."""
         return self._router.socket
 
     def receive(self) -> FromWorker | None:
@@ -289,25 +261,23 @@ class ControlServer:
         except (ValueError, msgspec.DecodeError, RecursionError):
             return None
 
-    def send(self, rank: int, message: ToWorker) -> None:
+    def send(self, worker_id: int, message: ToWorker) -> None:
         """To one worker; a worker that is gone is no error here, its death is reported by the engine."""
-        self._router.send(_identity(rank), _encoder.encode(message))
+        self._router.send(_identity(worker_id), _encoder.encode(message))
 
     def close(self) -> None:
-        """Stop listening."""
         self._router.close()
 
 
 class ControlClient:
     """A worker's end. Used by one thread at a time."""
 
-    def __init__(self, ticket: Ticket) -> None:
+    def __init__(self, spec: LaunchSpec) -> None:
         self._dealer = Dealer(
-            ticket.address, _identity(ticket.rank), ticket.server_key, ticket.public_key, ticket.secret_key
+            spec.address, _identity(spec.worker_id), spec.server_key, spec.public_key, spec.secret_key
         )
 
     def send(self, message: FromWorker) -> None:
-        """To the coordinator."""
         self._dealer.send(_encoder.encode(message))
 
     def receive(self, timeout_s: float, wake: int | None = None) -> ToWorker | None:
@@ -320,5 +290,5 @@ class ControlClient:
         self._dealer.close()
 
 
-def _identity(rank: int) -> bytes:
-    return b"worker-%d" % rank
+def _identity(worker_id: int) -> bytes:
+    return b"worker-%d" % worker_id

@@ -1,11 +1,11 @@
-"""A mutex in shared memory that the death of its holder does not lock for ever.
+"""A mutex in shared memory that survives the death of its holder.
 
 Here: `SharedLock`, the robust process-shared mutex of POSIX threads, through glibc. Not here: the memory it lies in
-(`segment.py`, `Collective.share`), and what it protects.
+(`segment.py`, `Collective.allocate_shared`), and what it protects.
 
-Why not a futex word of our own: Python has no atomic compare-and-swap, and only the kernel can tell when a holder has
-died, for mutexes that it was told of (`robust_list`). The next one to take such a mutex learns that what it protects
-may be half written. This module does not import torch.
+Why not a futex word of our own: Python has no atomic compare-and-swap, and only the kernel knows when a holder has
+died, for mutexes on its `robust_list`. The next process to acquire such a mutex learns that the protected data may be
+half written. This module does not import torch.
 """
 
 from __future__ import annotations
@@ -18,17 +18,16 @@ import time
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
-from syncline.errors import PeerLost
+from syncline.comms.barrier import Timespec
+from syncline.errors import PeerFailed
 
 if TYPE_CHECKING:
     import torch
 
-__all__ = ["LOCK_BYTES", "SharedLock"]
-
 LOCK_BYTES = 64
-"""What one lock takes: glibc's mutex of 40 bytes, and the rest of its cache line."""
+"""The size of one lock: glibc's mutex of 40 bytes, and the rest of its cache line."""
 
-_READY_AT = 56  # beyond the mutex: a word that says that it was initialised
+_READY_AT = 56  # after the mutex: a word that says that it was initialized
 _READY = 0x53594E434C4F434B
 _ALIGN_BYTES = 8
 _SLICE_S = 0.2  # the longest wait in one go: bounds how late Ctrl-C is seen
@@ -42,14 +41,10 @@ _CLOCK_MONOTONIC = 1
 _libc = ctypes.CDLL(None)
 
 
-class _Timespec(ctypes.Structure):
-    _fields_ = (("seconds", ctypes.c_long), ("nanoseconds", ctypes.c_long))
-
-
 class SharedLock:
-    """The lock at `offset` of `memory`, which every process that uses it maps; it belongs to the thread that took it.
+    """The lock at `offset` of `memory`, which all its users map; only the thread that acquired it may release it.
 
-    Exactly one process calls `SharedLock.initialise`, before any other makes its `SharedLock` of the same memory.
+    Exactly one process calls `SharedLock.initialize`, before any other makes its `SharedLock` of the same memory.
     """
 
     def __init__(self, memory: mmap.mmap | memoryview | torch.Tensor, offset: int = 0) -> None:
@@ -62,15 +57,15 @@ class SharedLock:
         self._ready = ctypes.c_uint64.from_address(first + _READY_AT)
 
     @classmethod
-    def initialise(cls, memory: mmap.mmap | memoryview | torch.Tensor, offset: int = 0) -> SharedLock:
-        """Make a lock that nobody holds out of `LOCK_BYTES` bytes of `memory`, whatever they hold."""
+    def initialize(cls, memory: mmap.mmap | memoryview | torch.Tensor, offset: int = 0) -> SharedLock:
+        """Turn `LOCK_BYTES` bytes of `memory`, with any content, into a free lock."""
         lock = cls(memory, offset)
         ctypes.memset(lock._mutex, 0, LOCK_BYTES)
         attributes = ctypes.create_string_buffer(LOCK_BYTES)  # glibc needs 4 bytes of it
         _succeed("pthread_mutexattr_init", attributes)
         _succeed("pthread_mutexattr_setpshared", attributes, _PTHREAD_PROCESS_SHARED)
         _succeed("pthread_mutexattr_setrobust", attributes, _PTHREAD_MUTEX_ROBUST)
-        # So that whoever takes it twice is told at once, and not after the limit that somebody else is slow.
+        # A thread that acquires it twice gets an error at once, and not a timeout that blames another worker.
         _succeed("pthread_mutexattr_settype", attributes, _PTHREAD_MUTEX_ERRORCHECK)
         _succeed("pthread_mutex_init", lock._mutex, attributes)
         _succeed("pthread_mutexattr_destroy", attributes)
@@ -78,11 +73,11 @@ class SharedLock:
         return lock
 
     def acquire(self, timeout_s: float) -> bool:
-        """Take the lock; whether the holder before died with it, so that what it was writing may be half written.
+        """Acquire the lock. True if the previous holder died with it, so that the protected data may be half written.
 
-        `PeerLost` if it is not to be had within `timeout_s`.
+        `PeerFailed` if it is not free within `timeout_s`.
         """
-        assert self._ready.value == _READY, "This memory holds no lock: one process must call SharedLock.initialise."
+        assert self._ready.value == _READY, "This memory holds no lock: one process must call SharedLock.initialize."
         until = time.monotonic() + timeout_s
         while True:
             result = self._wait_until(min(until, time.monotonic() + _SLICE_S))
@@ -92,22 +87,24 @@ class SharedLock:
             _succeed("pthread_mutex_consistent", self._mutex)
             return True
         if result == errno.ETIMEDOUT:
-            raise PeerLost(
-                f"A lock that workers share was not free within {timeout_s:g} s. The worker that holds it is alive but "
-                "does not let go of it: it hangs, was stopped, or needs more time than that."
+            raise PeerFailed(
+                f"A lock shared by the workers was not free within {timeout_s:g} s. The worker that holds it is alive: "
+                "it hangs, was stopped, or needs more time.",
+                code="timeout",
+                timeout_s=timeout_s,
             )
         if result == errno.EDEADLK:
-            raise RuntimeError("This thread holds the lock already; it can be taken only once.")
+            raise RuntimeError("This thread already holds the lock, and can acquire it only once.")
         assert result == 0, f"pthread_mutex_clocklock failed: {errno.errorcode.get(result, result)}."
         return False
 
     def release(self) -> None:
-        """Let go, on the thread that took it."""
+        """On the thread that acquired it."""
         _succeed("pthread_mutex_unlock", self._mutex)
 
     @contextlib.contextmanager
     def held(self, timeout_s: float) -> Iterator[bool]:
-        """Hold the lock within the block; the value is whether the holder before died with it (see `acquire`)."""
+        """Hold the lock within the block; yields whether the previous holder died with it (see `acquire`)."""
         holder_died = self.acquire(timeout_s)
         try:
             yield holder_died
@@ -116,8 +113,8 @@ class SharedLock:
 
     def _wait_until(self, moment_s: float) -> int:
         seconds = int(moment_s)
-        moment = _Timespec(seconds, int((moment_s - seconds) * 1e9))
-        # By the clock that nobody can set (glibc 2.30 and later); pthread_mutex_timedlock goes by the date.
+        moment = Timespec(seconds, int((moment_s - seconds) * 1e9))
+        # The monotonic clock (glibc 2.30 and later); pthread_mutex_timedlock uses the wall clock, which may be set.
         result: int = _libc.pthread_mutex_clocklock(self._mutex, _CLOCK_MONOTONIC, ctypes.byref(moment))
         return result
 
@@ -130,7 +127,7 @@ def _locate(memory: mmap.mmap | memoryview | torch.Tensor, offset: int) -> tuple
         kept = (ctypes.c_char * bytes_here).from_buffer(memory)
         return kept, ctypes.addressof(kept) + offset
     if memory.device.type != "cpu" or not memory.is_contiguous():
-        raise ValueError("A lock needs memory of the CPU without gaps.")
+        raise ValueError("A lock needs contiguous CPU memory.")
     _check_room(memory.nbytes, offset)
     return memory, memory.data_ptr() + offset
 

@@ -1,10 +1,10 @@
-"""The store through which the ranks of torch.distributed find each other: keys, values, and waiting for them.
+"""The rendezvous store of torch.distributed: keys, values, and waiting for them.
 
-Here: hosting it (coordinator) and connecting to it (workers). torch's own store takes orders from anybody who can reach
-its port, so this one stands in its place: behind the handshake of `parameter_server/connection.py`, in a thread of the
-coordinator's process, where no worker's death takes it away. Not here: the groups made with it (`process_group.py`).
+Here: hosting it (coordinator) and connecting to it (workers). torch's own TCPStore accepts commands from any process
+that reaches its port, so this one replaces it: it authenticates clients (`framing.py`), and runs in a thread of the
+coordinator's process, where it survives any worker. Not here: the process groups made with it (`process_group.py`).
 
-A wait is kept at the store, which answers when the last key is there or the time is over; so every wait ends.
+The host keeps each wait, and replies when the last key is set or at the timeout; so every wait ends.
 """
 
 from __future__ import annotations
@@ -25,13 +25,12 @@ import msgspec
 from torch._C._distributed_c10d import Store  # where it is known to be a type
 from torch.distributed import DistNetworkError, DistStoreError
 
-from syncline.comms.parameter_server.connection import Caller, Door, Peer, PeerGone, listen
-from syncline.errors import PeerLost
+from syncline.comms.connection import ClientConnection
+from syncline.comms.listener import Disconnected, Listener, ServerConnection, listen
+from syncline.errors import PeerFailed
 
-__all__ = ["HostedStore", "RunStore", "connect_store", "host_store"]
-
-_TICK_S = 0.1  # how often the host looks after strangers
-_GRACE_S = 10.0  # how much longer than the host a worker waits for an answer
+_TICK_S = 0.1  # how often the host drops connections that have not authenticated
+_GRACE_S = 10.0  # how much longer than the host a worker waits for a reply
 _LONGEST_WAIT_S = 7 * 24 * 3600.0
 
 
@@ -56,20 +55,20 @@ class _Delete(msgspec.Struct, frozen=True, tag=True, array_like=True):
 
 
 class _Check(msgspec.Struct, frozen=True, tag=True, array_like=True):
-    """The answer's number says whether all keys are there."""
+    """The answer's number says whether all keys are set."""
 
     keys: list[str]
 
 
 class _Await(msgspec.Struct, frozen=True, tag=True, array_like=True):
-    """The answer comes when all keys are there, with their values."""
+    """The answer comes when all keys are set, with their values."""
 
     keys: list[str]
     timeout_ms: int
 
 
 class _Count(msgspec.Struct, frozen=True, tag=True, array_like=True):
-    """How many keys there are."""
+    """The number of keys."""
 
 
 class _Answer(msgspec.Struct, frozen=True, tag=True, array_like=True):
@@ -78,7 +77,7 @@ class _Answer(msgspec.Struct, frozen=True, tag=True, array_like=True):
 
 
 class _Missing(msgspec.Struct, frozen=True, tag=True, array_like=True):
-    """The time is over, and these keys are not there."""
+    """Timed out; these keys are not set."""
 
     keys: list[str]
 
@@ -94,7 +93,7 @@ _decode_reply = msgspec.msgpack.Decoder(_Reply).decode
 
 
 def host_store(host: str, secret: bytes = b"") -> tuple[HostedStore, int]:
-    """A new store on `host` only, for those who know the secret, and its port. It lives as long as it is held."""
+    """A new store that listens on `host`, and its port. It lives as long as a reference to it."""
     store = HostedStore(host, secret)
     return store, store.port
 
@@ -107,37 +106,37 @@ def connect_store(
     secret: bytes = b"",
     should_stop: Callable[[], bool] = lambda: False,
 ) -> RunStore:
-    """The coordinator's store, under a prefix of its own for each View. Waits end after `timeout_s` or `should_stop()`.
+    """The coordinator's store, with a key prefix for each view. Waits end after `timeout_s` or at `should_stop()`.
 
-    Hold on to it for as long as a process group uses it: torch keeps only its own half of a store alive.
+    Keep a reference while a process group uses it: torch keeps only the C++ half of a store alive.
     """
     return RunStore(f"[{host}]:{port}" if ":" in host else f"{host}:{port}", secret, prefix, timeout_s, should_stop)
 
 
 class HostedStore:
-    """The keeper of the values: a thread, which ends with `close` or when nobody holds this object any more."""
+    """The store itself: a thread, which ends at `close` or when this object is garbage-collected."""
 
     def __init__(self, host: str, secret: bytes) -> None:
         listener = listen(host)
         self.port: int = listener.getsockname()[1]
-        bell, ours = socket.socketpair()
+        closing, ours = socket.socketpair()
         self._thread = threading.Thread(
-            target=_keep, args=(listener, bell, _own(secret)), name="syncline-store", daemon=True
+            target=_run_host, args=(listener, closing, _own(secret)), name="syncline-store", daemon=True
         )
         self._thread.start()
-        self._ring = weakref.finalize(self, ours.close)
+        self._stop = weakref.finalize(self, ours.close)
 
     def close(self) -> None:
-        """Stop listening, and end all connections."""
-        self._ring()
+        """Stop listening, and close all connections."""
+        self._stop()
         self._thread.join()
 
 
 class RunStore(Store):
-    """A worker's end, as torch wants it. Errors are torch's too: it looks for them. Threads take turns."""
+    """A worker's end, with torch's interface and torch's exceptions, which it checks for. Thread-safe."""
 
     timeout: timedelta
-    """How long to wait unless told otherwise; torch's own half keeps it."""
+    """The default timeout; torch's C++ half keeps it."""
 
     def __init__(
         self, address: str, secret: bytes, prefix: str, timeout_s: float, should_stop: Callable[[], bool]
@@ -148,8 +147,8 @@ class RunStore(Store):
         self._prefix = f"{prefix}/"
         self._lock = threading.Lock()
         self._clones: list[RunStore] = []
-        with _as_torch_says_it():
-            self._caller: Caller[_Reply] = Caller(
+        with _torch_exceptions():
+            self._connection: ClientConnection[_Reply] = ClientConnection(
                 address,
                 _own(secret),
                 _decode_reply,
@@ -157,73 +156,70 @@ class RunStore(Store):
                 timeout_s=timeout_s,
                 should_stop=should_stop,
             )
-        weakref.finalize(self, self._caller.close)
+        weakref.finalize(self, self._connection.close)
 
     def set(self, key: str, value: str | bytes) -> None:
-        """Write a value, over the one that may be there."""
+        """Set or overwrite a value."""
         self._ask(_Set(self._prefix + key, _as_bytes(value)))
 
     def get(self, key: str) -> bytes:
-        """The value, as soon as there is one."""
+        """The value, as soon as it is set."""
         return self._wait([key], self.timeout).values[0]
 
     def add(self, key: str, value: int) -> int:
-        """Add to a number, which is 0 if it is not there, and tell the sum."""
+        """Add to a number, which is 0 if it is not set, and return the sum."""
         return self._ask(_Add(self._prefix + key, value)).number
 
     def compare_set(self, key: str, expected_value: str | bytes, desired_value: str | bytes) -> bytes:
-        """Write if the value is the expected one, or not there and expected to be empty; tell the value there is."""
+        """Set if the value is the expected one, or unset and expected to be empty; returns the resulting value."""
         request = _CompareSet(self._prefix + key, _as_bytes(expected_value), _as_bytes(desired_value))
         return self._ask(request).values[0]
 
     def check(self, keys: list[str]) -> bool:
-        """Whether all keys are there."""
+        """Whether all keys are set."""
         return bool(self._ask(_Check([self._prefix + key for key in keys])).number)
 
     def wait(self, keys: list[str], timeout: timedelta | None = None) -> None:
-        """Until all keys are there."""
+        """Until all keys are set."""
         self._wait(keys, self.timeout if timeout is None else timeout)
 
     def delete_key(self, key: str) -> bool:
-        """Whether there was one."""
         return bool(self._ask(_Delete(self._prefix + key)).number)
 
     def num_keys(self) -> int:
-        """Of all prefixes."""
         return self._ask(_Count()).number
 
-    deleteKey, getNumKeys = delete_key, num_keys  # by these names torch's own half asks for them
+    deleteKey, getNumKeys = delete_key, num_keys  # the names that torch's C++ half calls
 
     def clone(self) -> RunStore:
-        """The same store through a connection of its own."""
+        """The same store, through another connection."""
         clone = RunStore(*self._how)
-        self._clones.append(clone)  # torch keeps only its own half of it alive
+        self._clones.append(clone)  # torch keeps only its C++ half alive
         return clone
 
     def close(self) -> None:
-        """Disconnect."""
         for clone in self._clones:
             clone.close()
-        self._caller.close()
+        self._connection.close()
 
     def _wait(self, keys: list[str], timeout: timedelta) -> _Answer:
         seconds = min(max(0.0, timeout.total_seconds()), _LONGEST_WAIT_S)
         return self._ask(_Await([self._prefix + key for key in keys], int(seconds * 1000)), seconds)
 
     def _ask(self, request: _Request, waits_s: float = 0.0) -> _Answer:
-        with self._lock, _as_torch_says_it():
-            self._caller.timeout_s = waits_s + _GRACE_S
+        with self._lock, _torch_exceptions():
+            self._connection.timeout_s = waits_s + _GRACE_S
             try:
-                self._caller.send(request)
-                answer, _, _ = self._caller.receive()
+                self._connection.send(request)
+                answer, _, _ = self._connection.receive()
             except BaseException:
-                self._caller.close()  # the answer to this request may not be taken for that to the next
+                self._connection.close()  # a late reply to this request must not be taken for the next one's
                 raise
         match answer:
             case _Missing():
                 names = ", ".join(answer.keys)
                 raise DistStoreError(
-                    f"After {waits_s:g} s, nobody had written to the store: {names}. Another worker is late or gone."
+                    f"Timed out after {waits_s:g} s: no worker has set {names} in the store. One is late or failed."
                 )
             case _Refused():
                 raise DistStoreError(answer.reason)
@@ -231,58 +227,58 @@ class RunStore(Store):
 
 
 @dataclass
-class _Waiting:
-    """A request that is answered when its keys are there."""
+class _KeyWait:
+    """A request that is answered when its keys are set."""
 
     keys: list[str]
     deadline: float
 
 
-class _Keeper:
-    """What the thread knows: the values, who is connected, who waits."""
+class _Values:
+    """The thread's state: values, connections, and the connections that wait."""
 
     def __init__(self, selector: selectors.BaseSelector) -> None:
         self.selector = selector
         self.values: dict[str, bytes] = {}
-        self.peers: set[Peer[_Request]] = set()
-        self.waiting: dict[Peer[_Request], _Waiting] = {}
+        self.connections: set[ServerConnection[_Request]] = set()
+        self.waiting: dict[ServerConnection[_Request], _KeyWait] = {}
 
-    def attend(self, peer: Peer[_Request], events: int) -> None:
+    def handle_events(self, connection: ServerConnection[_Request], events: int) -> None:
         try:
             if events & selectors.EVENT_WRITE:
-                peer.flush()
-            while events & selectors.EVENT_READ and (frame := peer.read()) is not None:
-                self._handle(peer, frame.message)
-        except PeerGone:
-            self._drop(peer)
-        self._watch(peer)
+                connection.flush()
+            while events & selectors.EVENT_READ and (frame := connection.read()) is not None:
+                self._handle(connection, frame.message)
+        except Disconnected:
+            self._drop(connection)
+        self._watch(connection)
 
-    def patience_s(self) -> float:
-        """How long nothing may happen until there is something to do."""
+    def idle_s(self) -> float:
+        """How long to wait for requests before the next timeout or check is due."""
         first = min((w.deadline for w in self.waiting.values()), default=float("inf"))
         return max(0.0, min(_TICK_S, first - time.monotonic()))
 
-    def give_up(self) -> None:
-        """Tell those whose time is over what was missing."""
+    def expire(self) -> None:
+        """Reply to waits that have timed out."""
         now = time.monotonic()
-        for peer in [p for p, w in self.waiting.items() if w.deadline <= now]:
-            waiting = self.waiting.pop(peer)
-            self._send(peer, _Missing([k for k in waiting.keys if k not in self.values]))
+        for connection in [p for p, w in self.waiting.items() if w.deadline <= now]:
+            waiting = self.waiting.pop(connection)
+            self._send(connection, _Missing([k for k in waiting.keys if k not in self.values]))
 
-    def _handle(self, peer: Peer[_Request], request: _Request) -> None:
-        if peer in self.waiting:
-            raise PeerGone("asks again before it was answered")
+    def _handle(self, connection: ServerConnection[_Request], request: _Request) -> None:
+        if connection in self.waiting:
+            raise Disconnected("sent a request before the reply to its last one")
         if isinstance(request, _Await):
             seconds = min(request.timeout_ms / 1000, _LONGEST_WAIT_S)
-            self.waiting[peer] = _Waiting(request.keys, time.monotonic() + seconds)
+            self.waiting[connection] = _KeyWait(request.keys, time.monotonic() + seconds)
         else:
             try:
-                peer.send(self._obey(request))
+                connection.send(self._execute(request))
             except (ValueError, OverflowError) as error:
-                peer.send(_Refused(f"The store cannot do {request}: {error}."))
+                connection.send(_Refused(f"The store rejects {request}: {error}."))
         self._answer_waiting()
 
-    def _obey(self, request: _Set | _Add | _CompareSet | _Delete | _Check | _Count) -> _Answer:
+    def _execute(self, request: _Set | _Add | _CompareSet | _Delete | _Check | _Count) -> _Answer:
         values = self.values
         match request:
             case _Set():
@@ -306,68 +302,68 @@ class _Keeper:
                 return _Answer(len(values))
 
     def _answer_waiting(self) -> None:
-        for peer, waiting in list(self.waiting.items()):
+        for connection, waiting in list(self.waiting.items()):
             if all(key in self.values for key in waiting.keys):
-                del self.waiting[peer]
-                self._send(peer, _Answer(0, [self.values[key] for key in waiting.keys]))
+                del self.waiting[connection]
+                self._send(connection, _Answer(0, [self.values[key] for key in waiting.keys]))
 
-    def _send(self, peer: Peer[_Request], message: _Reply) -> None:
-        """To whoever may be gone by now without harm to the request in hand."""
+    def _send(self, connection: ServerConnection[_Request], message: _Reply) -> None:
+        """Send to a connection other than the one being handled: if it is closed, drop it and continue."""
         try:
-            peer.send(message)
-        except PeerGone:
-            self._drop(peer)
-        self._watch(peer)
+            connection.send(message)
+        except Disconnected:
+            self._drop(connection)
+        self._watch(connection)
 
-    def _watch(self, peer: Peer[_Request]) -> None:
-        if peer in self.peers:
-            wanted = selectors.EVENT_READ | (selectors.EVENT_WRITE if peer.has_more_to_send else 0)
-            self.selector.modify(peer, wanted, peer)
+    def _watch(self, connection: ServerConnection[_Request]) -> None:
+        if connection in self.connections:
+            wanted = selectors.EVENT_READ | (selectors.EVENT_WRITE if connection.has_more_to_send else 0)
+            self.selector.modify(connection, wanted, connection)
 
-    def _drop(self, peer: Peer[_Request]) -> None:
-        if peer in self.peers:
-            self.peers.remove(peer)
-            self.waiting.pop(peer, None)
-            self.selector.unregister(peer)
-            peer.close()
+    def _drop(self, connection: ServerConnection[_Request]) -> None:
+        if connection in self.connections:
+            self.connections.remove(connection)
+            self.waiting.pop(connection, None)
+            self.selector.unregister(connection)
+            connection.close()
 
 
-def _keep(listener: socket.socket, bell: socket.socket, secret: bytes) -> None:
-    """The thread: until the other end of `bell` is closed."""
-    with listener, bell, selectors.DefaultSelector() as selector:
-        door = Door(listener, secret, _decode_request, selector)
-        keeper = _Keeper(selector)
-        selector.register(bell, selectors.EVENT_READ, bell)
+def _run_host(listener: socket.socket, closing: socket.socket, secret: bytes) -> None:
+    """The thread: until the other end of `closing` is closed."""
+    with listener, closing, selectors.DefaultSelector() as selector:
+        listener_ = Listener(listener, secret, _decode_request, selector)
+        state = _Values(selector)
+        selector.register(closing, selectors.EVENT_READ, closing)
         is_over = False
         while not is_over:
-            for key, events in selector.select(keeper.patience_s()):
-                if key.data is bell:
+            for key, events in selector.select(state.idle_s()):
+                if key.data is closing:
                     is_over = True
-                elif key.data is door:
-                    door.accept()
+                elif key.data is listener_:
+                    listener_.accept()
                 else:
-                    if key.data not in keeper.peers and door.admit(key.data):
-                        keeper.peers.add(key.data)
-                    if key.data in keeper.peers:
-                        keeper.attend(key.data, events)
-            door.tend()
-            keeper.give_up()
-        door.close()
-        for peer in keeper.peers:
-            peer.close()
+                    if key.data not in state.connections and listener_.admit(key.data):
+                        state.connections.add(key.data)
+                    if key.data in state.connections:
+                        state.handle_events(key.data, events)
+            listener_.maintain()
+            state.expire()
+        listener_.close()
+        for connection in state.connections:
+            connection.close()
 
 
 @contextlib.contextmanager
-def _as_torch_says_it() -> Iterator[None]:
-    """torch knows what to make of its own errors only."""
+def _torch_exceptions() -> Iterator[None]:
+    """torch handles only its own exceptions."""
     try:
         yield
-    except PeerLost as error:
+    except PeerFailed as error:
         raise DistNetworkError(str(error)) from error
 
 
 def _own(secret: bytes) -> bytes:
-    """A secret for the store alone: what somebody proves to it is no proof to a server of parameters."""
+    """A secret for the store alone: its handshake cannot be replayed to a parameter server."""
     return hmac.digest(secret, b"syncline store", "sha256")
 
 

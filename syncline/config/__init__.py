@@ -1,1 +1,1 @@
-"""What the user may set, as data: checked on construction, read from Python, flags or one TOML file."""
+"""Settings as data: checked on construction; from Python, flags or a TOML file."""

@@ -1,4 +1,4 @@
-"""Amounts of memory as people write them."""
+"""Amounts of memory such as '900MB'."""
 
 from __future__ import annotations
 
@@ -6,8 +6,6 @@ import math
 import re
 
 from syncline.errors import ConfigError
-
-__all__ = ["bytes_of"]
 
 _UNITS = {
     "": 10**6, "KB": 10**3, "MB": 10**6, "GB": 10**9, "TB": 10**12, "M": 10**6, "G": 10**9,
@@ -17,7 +15,7 @@ _AMOUNT = re.compile(r"\s*(\d+(?:\.\d*)?|\.\d+)\s*([a-z]*)\s*", re.IGNORECASE)
 
 
 def bytes_of(name: str, amount: str | float) -> int:
-    """`'900MB'`, `'2GB'`, or a plain number, which is in MB; `name` is the setting that says so.
+    """`'900MB'`, `'2GB'`, or a plain number, in MB; `name` is the setting, for the error message.
 
     >>> bytes_of("memory_limit", "1.5 GB"), bytes_of("memory_limit", 900)
     (1500000000, 900000000)
@@ -28,7 +26,7 @@ def bytes_of(name: str, amount: str | float) -> int:
     elif not isinstance(amount, bool) and math.isfinite(amount):
         found = _AMOUNT.fullmatch(f"{amount:f}")
     if found is None or found[2].upper() not in _UNITS or float(found[1]) == 0:
-        raise ConfigError(
-            f"{name} is {amount!r}, but must be an amount of memory such as '900MB' or '2GB'; a plain number is in MB."
+        raise ConfigError.for_setting(
+            name, amount, "an amount of memory such as '900MB' or '2GB'; the default unit is MB"
         )
     return int(float(found[1]) * _UNITS[found[2].upper()])

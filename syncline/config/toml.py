@@ -1,4 +1,4 @@
-"""Reading a run file: all settings of a run in one TOML file, with mistakes reported by file, line and key.
+"""Reads a run file: all settings of a run in one TOML file. Errors name the file, the line and the key.
 
 Here: from a file to a `Task` and a `RunConfig`. Not here: what the settings mean (`task.py`, `config/run.py`).
 
@@ -22,11 +22,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from syncline.config.run import RunConfig
-from syncline.declare.declared import is_declaration
-from syncline.declare.read import model_of
-from syncline.errors import ConfigError, ConfigFileError, nearest
-
-__all__ = ["RunFile", "read_run_file"]
+from syncline.errors import ConfigError, ConfigFileError, UnknownName
 
 _TASK_KEYS: dict[str, Any] = {
     "model": str | dict,
@@ -44,17 +40,19 @@ _TASK_KEYS: dict[str, Any] = {
 
 @dataclasses.dataclass(frozen=True)
 class RunFile:
-    """What a run file says."""
+    """The contents of a run file."""
 
     path: Path
+    text: str
     task: Mapping[str, Any]
     config: Mapping[str, Any]
 
     def located(self, error: ConfigError) -> ConfigFileError:
-        """An error about one of the values, with the file and, if the message starts with a key, its line."""
-        text = self.path.read_text()
-        key = next((k for k in (*self.config, *self.task) if re.search(rf"\b{re.escape(k)}\b", str(error))), None)
-        return ConfigFileError.at(self.path, _line_of(text, (key,)) if key else None, str(error))
+        """The error with the file and, if it is about one of its settings, the line."""
+        named = error.facts.get("setting")
+        keys = [named] if named in (*self.config, *self.task) else [*self.config, *self.task]
+        key = next((k for k in keys if k == named or re.search(rf"\b{re.escape(k)}\b", str(error))), None)
+        return ConfigFileError.at(self.path, _line_of(self.text, (key,)) if key else None, error)
 
 
 def read_run_file(path: Path) -> RunFile:
@@ -62,38 +60,35 @@ def read_run_file(path: Path) -> RunFile:
     try:
         text = path.read_text()
     except FileNotFoundError:
-        raise ConfigError(f"There is no file {path}.") from None
+        raise ConfigError(f"There is no file {path}.", code="no-file", path=str(path)) from None
     except (OSError, UnicodeDecodeError) as error:
-        raise ConfigError(f"{path} cannot be read: {error}.") from error
+        raise ConfigError(f"Cannot read {path}: {error}.", code="unreadable-file", path=str(path)) from error
     try:
         data = tomllib.loads(text)
     except tomllib.TOMLDecodeError as error:
         line = re.search(r"at line (\d+)", str(error))
-        raise ConfigFileError.at(path, int(line[1]) if line else None, f"This is not valid TOML: {error}.") from error
+        raise ConfigFileError.at(path, int(line[1]) if line else None, f"Invalid TOML: {error}.") from error
     allowed = {**typing.get_type_hints(RunConfig), **_TASK_KEYS}
     for key, value in data.items():
         line_number = _line_of(text, (key,))
         if key not in allowed:
-            close = nearest(key, allowed)
-            hint = f"Did you mean {close[0]!r}?" if close else f"Allowed are: {', '.join(sorted(allowed))}."
-            raise ConfigFileError.at(path, line_number, f"There is no setting {key!r}. {hint}")
+            raise ConfigFileError.at(path, line_number, UnknownName.among("setting", key, allowed))
         if not _fits(value, allowed[key]):
-            raise ConfigFileError.at(path, line_number, f"{key} is {value!r}, but must be {_in_words(allowed[key])}.")
-        if key == "model" and is_declaration(value):
-            continue  # a list of layers, which is read below
+            problem = ConfigError.for_setting(key, value, _describe_type(allowed[key]))
+            raise ConfigFileError.at(path, line_number, problem)
+        if key == "model" and isinstance(value, dict) and not isinstance(value.get("layers", 0), int):
+            continue  # a declared model, read by `models/declared/read.py`
         if isinstance(value, dict) and not isinstance(value.get("name"), str):
-            raise ConfigFileError.at(path, line_number, f'The table [{key}] needs a name, for example name = "...".')
+            raise ConfigFileError.at(path, line_number, f'The table [{key}] needs a name: name = "...".')
     if "model" not in data or "data" not in data:
         missing = "model" if "model" not in data else "data"
         raise ConfigFileError.at(path, None, f'{missing} is missing. A run file needs model = "..." and data = "...".')
     task = {k: v for k, v in data.items() if k in _TASK_KEYS}
-    if is_declaration(data["model"]):
-        task["model"] = model_of(data["model"], path, text)
-    return RunFile(path, task, {k: v for k, v in data.items() if k not in _TASK_KEYS})
+    return RunFile(path, text, task, {k: v for k, v in data.items() if k not in _TASK_KEYS})
 
 
 def _line_of(text: str, path: tuple[str, ...]) -> int | None:
-    """The line on which a top-level key or table stands. TOML parsers do not tell, so it is looked up in the text."""
+    """The line of a top-level key or table. tomllib does not report lines, so the text is searched."""
     key = re.escape(path[0])
     pattern = re.compile(rf"""^\s*(\[\s*)?["']?{key}["']?\s*([=.\]])""")
     in_table = False
@@ -118,15 +113,15 @@ def _fits(value: Any, wanted: Any) -> bool:
     return isinstance(wanted, type) and isinstance(value, wanted)
 
 
-def _in_words(wanted: Any) -> str:
+def _describe_type(wanted: Any) -> str:
     if typing.get_origin(wanted) in (typing.Union, types.UnionType):
-        return " or ".join(_in_words(o) for o in typing.get_args(wanted) if o is not type(None))
+        return " or ".join(_describe_type(o) for o in typing.get_args(wanted) if o is not type(None))
     if typing.get_origin(wanted) is Literal:
         return " or ".join(repr(o) for o in typing.get_args(wanted))
     return {
-        int: "a whole number",
+        int: "an integer",
         float: "a number",
-        str: "a text",
+        str: "a string",
         dict: "a table",
         list: "a list",
         bool: "true or false",

@@ -1,1 +1,1 @@
-"""The part of a run that lives with the driver: who is there, what happened to them, what to do about it."""
+"""The control plane of a run, in the driver's process: membership, failure detection and recovery decisions."""

@@ -1,7 +1,7 @@
-"""The coordinator: welcomes workers, passes on their events, and acts on what `supervision.py` decides.
+"""The coordinator: accepts workers, forwards their events, and acts on what `supervision.py` decides.
 
-Here: sockets, files, the clock. It lives with the driver and not in a worker, so that no worker's death takes it away;
-and no worker asks it anything during a step.
+Here: sockets, files, the clock. It runs in the driver's process, so that it survives the failure of any worker. Workers
+send it nothing that they would have to wait for during a step.
 """
 
 from __future__ import annotations
@@ -46,31 +46,28 @@ from syncline.comms.control import (
     ViewOf,
     Welcome,
 )  # fmt: skip
-from syncline.comms.layout import ControlLayout
-from syncline.comms.segment import Segment
-from syncline.coordinator.evidence import Evidence
-from syncline.coordinator.membership import KillOne, Launch, Membership, Publish, View
-from syncline.coordinator.output import LogFollower
-from syncline.coordinator.pace import Pace
+from syncline.comms.segment import ControlLayout, Segment
+from syncline.coordinator.exit_diagnosis import ExitDiagnosis
+from syncline.coordinator.failure_record import Failure
+from syncline.coordinator.membership import KillProcess, Membership, PublishView, StartProcess, View
 from syncline.coordinator.requests import RequestBox
+from syncline.coordinator.stragglers import StragglerDetector
 from syncline.coordinator.supervision import (
-    End,
+    EndRun,
     Instruction,
-    Kill,
-    Lost,
+    KillAll,
     ReleaseServers,
+    ReportFailure,
+    SendAbort,
+    SendStop,
     Supervision,
-    TellAbort,
-    TellStop,
 )
 from syncline.data.ledger import decode
 from syncline.data.ledger_file import LedgerFile
 from syncline.engines.engine import Engine, Exit
-from syncline.plan.plan import Plan
-from syncline.telemetry.events import Event, Progress, Warned, WorkerLost, WorkerOutput, from_dict
+from syncline.planning.plan import Plan
+from syncline.telemetry.events import Event, Progress, WarningMessage, WorkerFailure, WorkerOutput, from_dict
 from syncline.telemetry.run_dir import RunDir
-
-__all__ = ["Coordinator"]
 
 _TICK_MS = 50
 
@@ -84,13 +81,13 @@ class Coordinator:
         run_dir: RunDir,
         engine: Engine,
         *,
-        payload_path: Path,
+        task_path: Path,
         checkpoint_path: Path | None,
         emit: Callable[[Event], None],
     ) -> None:
         self._plan, self._run_dir, self._engine, self._emit = plan, run_dir, engine, emit
         self._files = RunFiles(
-            payload_path=str(payload_path.resolve()),
+            task_path=str(task_path.resolve()),
             run_dir=str(run_dir.path.resolve()),
             checkpoint_path=str(checkpoint_path.resolve()) if checkpoint_path else None,
         )
@@ -98,12 +95,12 @@ class Coordinator:
         self.membership = Membership(
             plan.size,
             plan.servers,
-            policy=plan.on_loss,
+            policy=plan.on_worker_failure,
             least=2 if plan.held_out else 1,
-            most_losses=plan.most_losses,
+            max_failures=plan.max_failures,
         )
         self.supervision = Supervision(self.membership)
-        self._pace = Pace()
+        self._stragglers = StragglerDetector()
         self.last_step = 0
         self._server = ControlServer(engine.network.driver)
         self._can_share_memory = engine.machine.no_shared_memory_because is None
@@ -115,18 +112,18 @@ class Coordinator:
         self._waiting_for_servers: list[int] = []
         self._output = LogFollower(run_dir.log(0))
         self._ledger = LedgerFile(run_dir.ledger)
-        self._has_told_of_ledger = False
+        self._has_warned_of_ledger = False
         self._requests = RequestBox(run_dir.path)
-        self.evidence = Evidence(run_dir)
+        self.diagnosis = ExitDiagnosis(run_dir)
 
-    def run(self) -> End:
-        """Launch the workers and see them through to the end."""
+    def run(self) -> EndRun:
+        """Start the workers and run the event loop until the end."""
         poller = zmq.Poller()
         poller.register(self._server.socket, zmq.POLLIN)
         poller.register(self._engine.fileno(), zmq.POLLIN)
         with _interrupts() as interrupts:
-            for rank in range(self._plan.processes):
-                self._launch(rank, 0)
+            for worker_id in range(self._plan.processes):
+                self._launch(worker_id, 0)
             while True:
                 poller.poll(_TICK_MS)
                 instructions: list[Instruction] = []
@@ -137,21 +134,20 @@ class Coordinator:
                 while interrupts:
                     interrupts.pop()
                     instructions += self.supervision.on_interrupt(time.monotonic())
-                for wish in self._requests.poll():
-                    instructions += self.supervision.add(wish.add) if wish.add else []
-                    instructions += self.supervision.remove(wish.remove) if wish.remove else []
-                    instructions += self.supervision.stop(time.monotonic()) if wish.stop else []
+                for request in self._requests.poll():
+                    instructions += self.supervision.resize(request.add)
+                    instructions += self.supervision.resize(-request.remove)
+                    instructions += self.supervision.stop(time.monotonic()) if request.stop else []
                 instructions += self.supervision.on_tick(time.monotonic())
-                self._pass_on_output()
+                self._forward_output()
                 self._write_ledger()
                 for instruction in instructions:
                     self._act(instruction)
-                    if isinstance(instruction, End):
-                        self._pass_on_output(to_the_end=True)
+                    if isinstance(instruction, EndRun):
+                        self._forward_output(is_final=True)
                         return instruction
 
     def close(self) -> None:
-        """Release sockets and memory."""
         self._server.close()
         self._ledger.close()
         self._requests.close()
@@ -164,38 +160,38 @@ class Coordinator:
     def _on_message(self, message: FromWorker) -> list[Instruction]:
         now = time.monotonic()
         if isinstance(message, Hello):
-            self.evidence.on_hello(message.rank, message.pid)
-            is_late = self.membership.life_of(message.rank) > 0 or message.rank >= self._plan.processes
-            self._server.send(message.rank, self._welcome(None if is_late else self._view))
+            self.diagnosis.on_hello(message.worker_id, message.pid)
+            is_late = self.membership.life_of(message.worker_id) > 0 or message.worker_id >= self._plan.processes
+            self._server.send(message.worker_id, self._welcome(None if is_late else self._view))
         elif isinstance(message, Ready):
-            return self.supervision.on_ready(message.rank, message.life, now)
+            return self.supervision.on_ready(message.worker_id, message.life)
         elif isinstance(message, Stranded):
             return self.supervision.on_stranded(message, now)
         elif isinstance(message, Events):
             self.last_step = max(self.last_step, message.step)
-            self.supervision.on_sign(message, now)
+            self.supervision.heartbeats.on_heartbeat(message, now)
             for data in message.events:
                 try:
                     event = from_dict(data)
                 except msgspec.ValidationError:
-                    continue  # from another version; a run does not end for want of a number on the screen
+                    continue  # from another version; a number missing on the screen is no reason to fail
                 self._emit(event)
-                if isinstance(event, Progress) and (slow := self._pace.on_progress(event)) is not None:
+                if isinstance(event, Progress) and (slow := self._stragglers.on_progress(event)) is not None:
                     self._emit(slow)
         elif isinstance(message, LedgerLine):
             self._take_ledger_line(message)
         elif isinstance(message, StoreRequest):
-            self._server.send(message.rank, StoreAddress(self._engine.network.driver, self._store_port()))
+            self._server.send(message.worker_id, StoreAddress(self._engine.network.driver, self._store_port()))
         elif isinstance(message, MeetingCall):
-            for rank in self._view.members:
-                self._server.send(rank, Meet(message.view, message.number))
+            for worker_id in self._view.members:
+                self._server.send(worker_id, Meet(message.view, message.number))
         elif isinstance(message, ServerReady):
-            self._servers[message.rank] = message.address
-            self._tell_of_servers()
-            return self.supervision.on_ready(message.rank, message.life, now)
+            self._servers[message.worker_id] = message.address
+            self._send_server_addresses()
+            return self.supervision.on_ready(message.worker_id, message.life)
         elif isinstance(message, ServersRequest):
-            self._waiting_for_servers.append(message.rank)
-            self._tell_of_servers()
+            self._waiting_for_servers.append(message.worker_id)
+            self._send_server_addresses()
         elif isinstance(message, Finished):
             return self.supervision.on_finished(message, now)
         elif isinstance(message, Failed):
@@ -203,49 +199,54 @@ class Coordinator:
         return []
 
     def _take_ledger_line(self, message: LedgerLine) -> None:
-        with contextlib.suppress(msgspec.DecodeError):  # makes no sense
+        with contextlib.suppress(msgspec.DecodeError):  # an invalid line is skipped
             self._ledger.add(decode(message.line), time.monotonic())
 
     def _write_ledger(self) -> None:
         try:
             self._ledger.write(time.monotonic())
         except OSError as error:
-            if not self._has_told_of_ledger:
-                self._has_told_of_ledger = True
-                self._emit(Warned(message=f"ledger.jsonl could not be written: {error.strerror}. Training goes on."))
+            if not self._has_warned_of_ledger:
+                self._has_warned_of_ledger = True
+                self._emit(WarningMessage(message=f"Cannot write ledger.jsonl: {error.strerror}. Training continues."))
 
     def _act(self, instruction: Instruction) -> None:
-        if isinstance(instruction, TellStop):
-            if instruction.is_users_wish:
-                self._emit(
-                    Warned(message="Stopping: the work is saved after the current step. Ctrl-C again ends at once.")
-                )
-            self._tell_all(Stop())
-        elif isinstance(instruction, TellAbort):
-            self._tell_all(Abort(instruction.reason), workers_only=instruction.workers_only)
-        elif isinstance(instruction, Kill):
+        if isinstance(instruction, SendStop):
+            if instruction.by_user:
+                message = "Stopping: saving after the current step. Press Ctrl-C again to stop at once without saving."
+                self._emit(WarningMessage(message=message))
+            self._send_all(Stop())
+        elif isinstance(instruction, SendAbort):
+            self._send_all(Abort(self._why_aborted(instruction.cause)), workers_only=instruction.workers_only)
+        elif isinstance(instruction, KillAll):
             self._engine.kill()
-        elif isinstance(instruction, KillOne):
-            self.evidence.before_kill(instruction.number)
-            self._engine.kill(instruction.number)
-        elif isinstance(instruction, Lost):
-            self._tell_of_loss(instruction)
-        elif isinstance(instruction, Launch):
-            self._launch(instruction.number, instruction.life)
-        elif isinstance(instruction, Publish):
+        elif isinstance(instruction, KillProcess):
+            self.diagnosis.before_kill(instruction.worker_id)
+            self._engine.kill(instruction.worker_id)
+        elif isinstance(instruction, ReportFailure):
+            self._report_failure(instruction)
+        elif isinstance(instruction, StartProcess):
+            self._launch(instruction.worker_id, instruction.life)
+        elif isinstance(instruction, PublishView):
             self._view = self._open(instruction.view)
-            self._pace.on_members(self._view.members)
-            self._tell_all(NewView(self._view))
+            self._stragglers.on_members(self._view.members)
+            self._send_all(NewView(self._view))
         elif isinstance(instruction, ReleaseServers):
-            self._tell_all(Release())
+            self._send_all(Release())
 
-    def _launch(self, number: int, life: int) -> None:
-        self._servers.pop(number, None)
-        self.supervision.on_start(number, time.monotonic())
-        self._engine.launch(self._server.ticket(number, life), self._run_dir.log(number))
+    def _why_aborted(self, cause: Failure | None) -> str:
+        if cause is None:
+            return "the run is complete"
+        how = f"raised {cause.kind}" if isinstance(cause, Failed) else cause.describe()
+        return f"{self._plan.name_of(cause.worker_id)} {how}"
+
+    def _launch(self, worker_id: int, life: int) -> None:
+        self._servers.pop(worker_id, None)
+        self.supervision.heartbeats.on_start(worker_id, life, time.monotonic())
+        self._engine.launch(self._server.launch_spec(worker_id, life), self._run_dir.log(worker_id))
 
     def _open(self, view: View) -> ViewOf:
-        """A View with what its members need; those of before can attach to the old memory no more."""
+        """A View with the control segment of its members; that of the previous View can no longer be attached."""
         if self._control is not None:
             self._control.close_descriptor()
             self._control = None
@@ -253,35 +254,34 @@ class Coordinator:
             self._control = Segment.create(ControlLayout(len(view.members)).total_bytes, "syncline-control")
         return ViewOf(view.number, list(view.members), self._control.address if self._control else None)
 
-    def _tell_of_loss(self, lost: Lost) -> None:
-        if isinstance(lost.cause, Exit):
-            how, step, detail = self.evidence.how_it_ended(lost.cause, lost.hung), self.last_step, ""
+    def _report_failure(self, failure: ReportFailure) -> None:
+        cause = failure.cause
+        if isinstance(cause, Exit):
+            how, step, detail = self.diagnosis.describe(cause, failure.hung), self.last_step, ""
         else:
-            how, step = f"raised {lost.cause.kind}", lost.cause.step
-            detail = lost.cause.traceback or lost.cause.message
-        left = len(self.membership.view.members)
+            how, step, detail = f"raised {cause.kind}", cause.step, cause.traceback or cause.message
         self._emit(
-            WorkerLost(
-                rank=lost.cause.rank,
-                name=self._plan.name_of(lost.cause.rank),
+            WorkerFailure(
+                worker_id=cause.worker_id,
+                name=self._plan.name_of(cause.worker_id),
                 cause=how,
                 step=step,
-                workers=left,
-                is_replaced=lost.replaced,
+                workers=len(self.membership.view.members),
+                is_replaced=failure.is_replaced,
                 detail=detail,
             )
         )
 
-    def _tell_all(self, message: Stop | Abort | NewView | Release, *, workers_only: bool = False) -> None:
-        for number in self.membership.here:
-            if not (workers_only and self.membership.is_server(number)):
-                self._server.send(number, message)
+    def _send_all(self, message: Stop | Abort | NewView | Release, *, workers_only: bool = False) -> None:
+        for worker_id in self.membership.running:
+            if not (workers_only and self.membership.is_server(worker_id)):
+                self._server.send(worker_id, message)
 
-    def _tell_of_servers(self) -> None:
-        """To those who asked, as soon as all servers are there."""
+    def _send_server_addresses(self) -> None:
+        """Answer the workers that wait for them, once all servers are ready."""
         if len(self._servers) < self._plan.servers:
             return
-        addresses = [self._servers[rank] for rank in sorted(self._servers)]
+        addresses = [self._servers[worker_id] for worker_id in sorted(self._servers)]
         while self._waiting_for_servers:
             self._server.send(self._waiting_for_servers.pop(), ServerAddresses(addresses))
 
@@ -298,25 +298,25 @@ class Coordinator:
         )
 
     def _store_port(self) -> int:
-        """Host the store of torch.distributed once somebody needs it: the driver is spared loading torch until then."""
+        """Host the store of torch.distributed on first use, because that imports torch into the driver."""
         if self._store is None:
             from syncline.comms.store import host_store
 
             self._store = host_store(self._engine.network.driver, bytes.fromhex(self._secret))
         return self._store[1]
 
-    def _pass_on_output(self, *, to_the_end: bool = False) -> None:
-        """What the first worker prints; the others mostly print the same, and have their logs."""
-        for line in self._output.lines(to_the_end=to_the_end):
-            self._emit(WorkerOutput(rank=0, text=line))
+    def _forward_output(self, *, is_final: bool = False) -> None:
+        """Show what worker 0 prints; the others mostly print the same, and have their logs."""
+        for line in self._output.lines(is_final=is_final):
+            self._emit(WorkerOutput(worker_id=0, text=line))
 
 
 @contextmanager
 def _interrupts() -> Iterator[list[int]]:
-    """A list that grows with each Ctrl-C or polite kill, instead of an exception in the middle of something."""
+    """A list that grows with each SIGINT or SIGTERM, instead of a KeyboardInterrupt at an arbitrary point."""
     received: list[int] = []
     if threading.current_thread() is not threading.main_thread():
-        yield received  # only the main thread can take signals
+        yield received  # only the main thread can handle signals
         return
     previous = {s: signal.signal(s, lambda number, _: received.append(number)) for s in (signal.SIGINT, signal.SIGTERM)}
     try:
@@ -324,3 +324,29 @@ def _interrupts() -> Iterator[list[int]]:
     finally:
         for number, handler in previous.items():
             signal.signal(number, handler)
+
+
+class LogFollower:
+    """Lines appended to a file from now on; the file need not exist yet."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self._offset = path.stat().st_size if path.exists() else 0
+        self._rest = b""
+
+    def lines(self, *, is_final: bool = False) -> Iterator[str]:
+        """The complete lines since the last call; if `is_final`, also a last line without a newline."""
+        try:
+            if self._path.stat().st_size > self._offset:
+                with self._path.open("rb") as file:
+                    file.seek(self._offset)
+                    data = file.read()
+                self._offset += len(data)
+                *whole, self._rest = (self._rest + data).split(b"\n")
+                for line in whole:
+                    yield line.decode(errors="replace").rstrip("\r")
+        except FileNotFoundError:
+            return
+        if is_final and self._rest:
+            yield self._rest.decode(errors="replace")
+            self._rest = b""

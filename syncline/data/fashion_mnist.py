@@ -1,4 +1,4 @@
-"""Fashion-MNIST: 70,000 pictures of clothes, in MNIST's format and harder.
+"""Fashion-MNIST: 70,000 images of clothes, in MNIST's format and harder.
 
 Here: where its files are published. Not here: the format, which it shares with MNIST (`idx.py`). (H. Xiao, K. Rasul and
 R. Vollgraf, "Fashion-MNIST: a Novel Image Dataset for Benchmarking Machine Learning Algorithms", 2017.)
@@ -11,13 +11,11 @@ import zlib
 from collections.abc import Sequence
 from pathlib import Path
 
-from syncline.data.idx import IdxFile, IdxImages
+from syncline.data.idx import IdxImages, four_files
+from syncline.data.mirrors import Mirror
 from syncline.data.named import Progress
-from syncline.data.published import Giver
-from syncline.data.registries import debian_package
+from syncline.data.package_indexes import debian_package
 from syncline.errors import DataError
-
-__all__ = ["FashionMnist"]
 
 DEBIAN_PACKAGE = "dataset-fashion-mnist"
 DEBIAN_FOLDER = "/usr/share/datasets/fashion-mnist"
@@ -29,27 +27,11 @@ class FashionMnist(IdxImages):
 
     name = "fashion-mnist"
     title = "Fashion-MNIST"
-    files = (
-        IdxFile(
-            name="train-images-idx3-ubyte",
-            md5_packed="8d4fb7e6c68d591d4c3dfef9ec88bf0d",
-            md5_unpacked="f4a8712d7a061bf5bd6d2ca38dc4d50a",
-        ),
-        IdxFile(
-            name="train-labels-idx1-ubyte",
-            md5_packed="25c81989df183df01b3e8a0aad5dffbe",
-            md5_unpacked="9018921c3c673c538a1fc5bad174d6f9",
-        ),
-        IdxFile(
-            name="t10k-images-idx3-ubyte",
-            md5_packed="bef4ecab320f06d8554ea6380940ec79",
-            md5_unpacked="8181f5470baa50b63fa0f6fddb340f0a",
-        ),
-        IdxFile(
-            name="t10k-labels-idx1-ubyte",
-            md5_packed="bb300cfdad3c16e7a12a480ee83cd310",
-            md5_unpacked="15d484375f8d13e6eb1aabb0c3f46965",
-        ),
+    files = four_files(
+        train_images=("8d4fb7e6c68d591d4c3dfef9ec88bf0d", "f4a8712d7a061bf5bd6d2ca38dc4d50a"),
+        train_labels=("25c81989df183df01b3e8a0aad5dffbe", "9018921c3c673c538a1fc5bad174d6f9"),
+        test_images=("bef4ecab320f06d8554ea6380940ec79", "8181f5470baa50b63fa0f6fddb340f0a"),
+        test_labels=("bb300cfdad3c16e7a12a480ee83cd310", "15d484375f8d13e6eb1aabb0c3f46965"),
     )
     mirrors = ("http://fashion-mnist.s3-website.eu-central-1.amazonaws.com/",)
     scale = (0.2860, 0.3530)
@@ -60,9 +42,8 @@ class FashionMnist(IdxImages):
     elsewhere = ("FashionMNIST/raw", DEBIAN_FOLDER)
     advice = f"sudo apt-get install {DEBIAN_PACKAGE}     # its files are found where Debian puts them"
 
-    def from_registry(self) -> Giver:
-        """Debian."""
-        return Giver(bring=self._from_debian, label=f"apt-get download {DEBIAN_PACKAGE}")
+    def from_registry(self) -> Mirror:
+        return Mirror(fetch=self._from_debian, label=f"apt-get download {DEBIAN_PACKAGE}")
 
     def _from_debian(self, names: Sequence[str], folder: Path, progress: Progress | None) -> None:
         with debian_package(DEBIAN_PACKAGE, progress) as root:
@@ -73,4 +54,4 @@ def _unpacked(path: Path) -> bytes:
     try:
         return gzip.decompress(path.read_bytes())
     except (OSError, EOFError, zlib.error) as error:
-        raise DataError(f"the package's {path.name} cannot be unpacked: {error}.") from error
+        raise DataError(f"the package's {path.name} cannot be decompressed: {error}.") from error

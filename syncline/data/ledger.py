@@ -1,21 +1,21 @@
-"""What became of every sample: who used it when, and what the run's state holds of it.
+"""The sample ledger: which worker used which samples, and which of them the run's state contains.
 
-Here: pure data and its text form; `Tally` adds up, in a worker, the ranges that it has used. Not here: the file
-(`ledger_file.py`), what it proves (`audit.py`), and when a worker tells what it has used (`workers/course.py`).
+Here: the lines and their JSON form; `Tally` collects the ranges that a worker used. Not here: the file
+(`ledger_file.py`), the audit (`audit.py`), and when a worker reports its samples (`workers/data_progress.py`).
 
-Lines of the ledger, in the order in which they happened:
+Lines of the ledger, in order of time:
 
-    Opened   a View begins: from which position, with what to make up for. With it the members claim what their state
-             holds: all before that position, but not what is to be made up for.
-    Used     a worker has used these samples, as members of that View
-    Closed   the run has come to this position, and is saved
+    Opened   a membership view begins at a position, with requeued samples. Its members claim that their state contains
+             all samples before that position, except the requeued ones.
+    Used     a worker used these samples as a member of that view
+    Closed   the run reached this position and was saved
 
-A claim overrules what was used: samples that a lost worker had used, but that are not claimed, count as not used and
-are dealt out again. The other way round it needs a reason: a sample that is claimed must have been used by somebody who
-said so, or have been dealt to a member that was lost before it could say so.
+A claim overrides use: samples that a failed worker used, but that are not claimed, count as unused and are assigned
+again. The converse needs a reason: a claimed sample must have been reported as used, or have been assigned to a member
+that failed before it could report.
 
-Lines travel to the driver, which writes them. If it is killed, the last ones are gone with it; but a checkpoint holds
-the lines that were young when it was made, and whoever resumes from it puts back what is missing.
+Workers send lines to the driver, which writes them. If the driver is killed, its last lines are lost with it; but a
+checkpoint contains the recent lines of its time, and resuming from it restores the missing ones.
 """
 
 from __future__ import annotations
@@ -26,16 +26,13 @@ from collections.abc import Iterable, Iterator
 
 import msgspec
 
-from syncline.data.position import Position
-from syncline.data.stint import Range, Stint
-
-__all__ = ["Closed", "Line", "Opened", "RecentLines", "Run", "Tally", "Used", "decode", "encode", "ranges_of"]
+from syncline.data.assignment import Assignment, Position, Range
 
 YOUNG_S = 10.0
-"""The driver writes a line a second after it came. One that is older than this is on disk, or the disk is full."""
+"""The driver writes a line one second after it arrives. A line older than this is on disk, or the disk is full."""
 
 Run = tuple[int, int, int, int, int]
-"""(epoch, low, high, stride, times): that range, and again `stride` further on, `times` in all."""
+"""(epoch, low, high, stride, times): a range that repeats `times` times, each `stride` further."""
 
 
 class Opened(msgspec.Struct, frozen=True, tag="opened", omit_defaults=True):
@@ -48,17 +45,17 @@ class Opened(msgspec.Struct, frozen=True, tag="opened", omit_defaults=True):
     count: int
     batch: int
     epochs: int | None
-    """None: a loop of the user's own decides."""
-    makeup: list[Range] = []
-    went_back: bool = False
-    """Whether the members went back to what was saved."""
+    """None if the user's own loop decides."""
+    requeued: list[Range] = []
+    rolled_back: bool = False
+    """Whether the members rolled back to a checkpoint."""
     key: str = ""
-    """Names this line among all lines of the run: it may be told twice, by its worker and by a checkpoint."""
+    """Identifies this line in the run: it may arrive twice, from its worker and from a checkpoint."""
 
-    def stint(self) -> Stint:
-        """What the members have to do."""
-        makeup = tuple(self.makeup)
-        return Stint(Position(*self.start), len(self.members), self.count, self.batch, self.epochs, makeup)
+    def assignment(self) -> Assignment:
+        """The samples that the members are to train on."""
+        requeued = tuple(self.requeued)
+        return Assignment(Position(*self.start), len(self.members), self.count, self.batch, self.epochs, requeued)
 
 
 class Used(msgspec.Struct, frozen=True, tag="used", omit_defaults=True):
@@ -67,18 +64,18 @@ class Used(msgspec.Struct, frozen=True, tag="used", omit_defaults=True):
     view: int
     worker: int
     steps: int
-    """How many steps are done with these."""
+    """The worker's step count after these samples."""
     runs: list[Run]
     key: str = ""
 
 
 class Closed(msgspec.Struct, frozen=True, tag="closed", omit_defaults=True):
-    """The run has come to its end, for now."""
+    """The run ended or was stopped."""
 
     at: tuple[int, int, int, int]
-    makeup: list[Range] = []
+    requeued: list[Range] = []
     stopped_early: bool = False
-    """A run that was stopped makes up for the rest when it goes on; one that is through never will."""
+    """A stopped run trains on the requeued samples when it is resumed; a finished run never does."""
     key: str = ""
 
 
@@ -93,24 +90,23 @@ def encode(line: Line) -> bytes:
 
 
 def decode(text: bytes) -> Line:
-    """What `encode` made."""
     return _decoder.decode(text)
 
 
 class Tally:
-    """The ranges that one worker has used since it was last asked, in runs."""
+    """The ranges that one worker used since the last `take`, run-length encoded."""
 
     def __init__(self) -> None:
-        self._used: list[Iterable[Range]] = []  # as they came: nothing is reckoned in the middle of a step
+        self._used: list[Iterable[Range]] = []  # encoded later, to keep the step fast
         self.steps = 0
 
     def add(self, ranges: Iterable[Range], steps: int) -> None:
-        """These were used; `steps` steps are done."""
+        """Add ranges that were used; the worker has now done `steps` steps."""
         self.steps = steps
         self._used.append(ranges)
 
     def take(self) -> list[Run]:
-        """The runs so far; the tally starts again."""
+        """The runs so far; resets the tally."""
         used, self._used = self._used, []
         runs: list[Run] = []
         for epoch, low, high in itertools.chain.from_iterable(used):
@@ -123,9 +119,9 @@ class Tally:
 
 
 class RecentLines:
-    """The lines that one worker wrote lately: the driver may not have them on disk yet.
+    """The recent lines of one worker, which the driver may not have written to disk yet.
 
-    `author` is the worker in its present life, in this session of the run; each line gets a key from it.
+    `author` identifies this worker process in this session of the run; each line gets a key from it.
     """
 
     def __init__(self, author: str) -> None:
@@ -133,7 +129,7 @@ class RecentLines:
         self._lines: deque[tuple[float, bytes]] = deque()
 
     def add(self, line: Line, now: float) -> bytes:
-        """The line as it is to be written, with its key."""
+        """The encoded line with its key."""
         self._written += 1
         text = encode(msgspec.structs.replace(line, key=f"{self._author}.{self._written}"))
         self._lines.append((now, text))
@@ -141,7 +137,7 @@ class RecentLines:
         return text
 
     def texts(self, now: float) -> list[str]:
-        """Those that are still young."""
+        """The lines that are still recent."""
         self._forget_before(now - YOUNG_S)
         return [text.decode() for _, text in self._lines]
 

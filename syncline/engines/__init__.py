@@ -1,1 +1,1 @@
-"""Starting, watching and stopping processes. An engine knows nothing of training."""
+"""Starting, watching and ending worker processes. An engine knows nothing about training."""

@@ -1,39 +1,44 @@
-"""From what the user writes after --engine to an engine.
+"""Engines by name, as given to --engine.
 
-Here: the names. An engine that needs a package which is not installed says what to install; no such package is loaded
-before its engine is chosen.
+Optional packages such as Ray are imported only when their engine is chosen; if one is missing, the error says what to
+install.
 """
 
 from __future__ import annotations
 
-import os
 import re
 from collections.abc import Callable
 
 from syncline.engines.engine import Engine
 from syncline.engines.local import LocalEngine
 from syncline.engines.network import LOOPBACK, Network
-from syncline.errors import ConfigError, nearest
-
-__all__ = ["engine_for"]
+from syncline.errors import ConfigError, UnknownName
 
 
 def engine_for(name: str, network: Network | None = None) -> Engine:
-    """The engine of this name, getting ready. `network` is where the local one puts its workers."""
+    """Create the engine of this name; it starts to prepare. `network`: the hosts of the local engine."""
     scheme = re.split(r"[:\[?]", name, maxsplit=1)[0]
     make = _ENGINES.get(scheme)
     if make is None:
-        close = nearest(scheme, list(_ENGINES))
-        hint = f" Did you mean {close[0]!r}?" if close else ""
-        raise ConfigError(f"There is no engine {name!r}.{hint} There are: {', '.join(_FORMS)}.")
+        forms = ", ".join([*_FORMS, *(each for each in _ENGINES if each not in _BUILT_IN)])
+        raise UnknownName.among("engine", scheme, _ENGINES, more=f"Use one of: {forms}.")
     if network is not None and make is not _local:
-        raise ConfigError(f"Network namespaces are for the local engine, and this is {name!r}.")
+        raise ConfigError(
+            f"Network namespaces need the local engine, but the engine is {name!r}.", setting="engine", value=name
+        )
     return LocalEngine(network) if network is not None else make(name)
+
+
+def register_engine(scheme: str, make: Callable[[str], Engine]) -> None:
+    """Register an engine: `--engine scheme` and `--engine scheme:...` use what `make` returns for that text."""
+    _ENGINES[scheme] = make
 
 
 def _local(name: str) -> Engine:
     if name != "local":
-        raise ConfigError(f"The local engine has no address: write 'local' instead of {name!r}.")
+        raise ConfigError(
+            f"The local engine takes no address: use 'local' instead of {name!r}.", setting="engine", value=name
+        )
     return LocalEngine(LOOPBACK)
 
 
@@ -55,30 +60,14 @@ def _spark(name: str) -> Engine:
     return SparkEngine(name)
 
 
-def _cluster(name: str) -> Engine:
-    from syncline.testing.cluster import link_socket, opened
-    from syncline.testing.faults import LINKS
-
-    which = name.partition(":")[2] or "default"
-    before = os.environ.get(LINKS)
-    with opened(which) as network:
-        os.environ[LINKS] = str(link_socket(which))  # where its workers have their links cut, if a script says so
-        try:
-            return LocalEngine(network)
-        finally:
-            os.environ.pop(LINKS)
-            if before is not None:
-                os.environ[LINKS] = before
-
-
 _ENGINES: dict[str, Callable[[str], Engine]] = {
     "local": _local,
     "attach": _attach,
     "ray": _ray,
     "spark": _spark,
     "spark-local": _spark,
-    "cluster": _cluster,
 }
+_BUILT_IN = frozenset(_ENGINES)
 _FORMS = (
-    "local", "ray", "ray://HOST:PORT", "spark", "spark://HOST:PORT", "spark-local[N]", "attach://HOST:PORT", "cluster",
+    "local", "ray", "ray://HOST:PORT", "spark", "spark://HOST:PORT", "spark-local[N]", "attach://HOST:PORT",
 )  # fmt: skip

@@ -1,7 +1,7 @@
-"""What an engine does: gather places, launch, poll, stop.
+"""The interface of an engine: reserve, launch, poll, kill.
 
 Here: the protocol and `Exit`. Not here: the engines (`local.py`, `ray.py`, `spark.py`, `attach.py`), how processes
-reach each other (`network.py`), what a worker does once it runs (`workers/entry.py`), and what a death means for a run
+reach each other (`network.py`), what a worker does (`workers/entry.py`), and what a failure means for a run
 (`coordinator/`).
 """
 
@@ -13,28 +13,25 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
 
-from syncline.comms.control import RunFiles, Ticket
+from syncline.comms.control import LaunchSpec, RunFiles
 from syncline.engines.network import Network
-from syncline.plan.machine import Machine
-
-__all__ = ["Engine", "Exit"]
+from syncline.planning.machine import Machine
 
 
 @dataclass(frozen=True)
 class Exit:
-    """How a worker's process ended: with a `code`, or by a `signal`."""
+    """How a worker's process ended: with an exit `code`, or by a `signal`."""
 
-    rank: int
+    worker_id: int
     pid: int
     code: int | None
     signal: int | None
     life: int = 0
-    """Which of the processes that had this rank in turn."""
+    """Which process with this worker_id: the first has life 0, its replacement life 1."""
     reason: str = ""
-    """What is known instead of a code and a signal, where the process ended out of sight."""
+    """What is known instead of a code or a signal, if the process ended on a node that is gone."""
 
-    def in_words(self) -> str:
-        """For people."""
+    def describe(self) -> str:
         if self.reason:
             return self.reason
         if self.signal is not None:
@@ -43,36 +40,36 @@ class Exit:
 
 
 class Engine(Protocol):
-    """Processes for workers."""
+    """Starts and ends worker processes."""
 
-    def gather(self, workers: int, tell: Callable[[str], None]) -> None:
-        """Have places ready for so many workers; `tell` the user what is waited for. Before anything else."""
+    def reserve(self, workers: int, report: Callable[[str], None]) -> None:
+        """Acquire resources for this many workers; `report` shows the user what it waits for. Called first."""
 
     @property
     def network(self) -> Network:
-        """Where the processes are, and where they find the coordinator."""
+        """Where the processes are, and where they reach the coordinator."""
 
     @property
     def machine(self) -> Machine:
-        """What a plan needs to know of the places."""
+        """What the planner needs to know about the machines."""
 
     def provide(self, files: RunFiles) -> None:
-        """These are the files that workers will need; before the first is launched."""
+        """The files that workers will need; called before the first launch."""
 
-    def launch(self, ticket: Ticket, log: Path) -> None:
-        """Start a process that calls `run_worker(ticket)`; what it prints goes to `log`.
+    def launch(self, spec: LaunchSpec, log: Path) -> None:
+        """Start a process that calls `run_worker(spec)`; its output goes to `log`.
 
-        The engine writes into the ticket at which address the others reach the process: `Ticket.host`.
+        The engine sets `LaunchSpec.host`, the address at which other workers reach the process.
         """
 
     def poll(self) -> list[Exit]:
         """The workers that have ended since the last call. Does not wait."""
 
-    def kill(self, rank: int | None = None) -> None:
-        """End all workers now, or the one of this rank."""
+    def kill(self, worker_id: int | None = None) -> None:
+        """Kill all workers now, or one."""
 
     def close(self) -> None:
-        """End everything this engine started, and wait until it is gone."""
+        """End everything that this engine started, and wait until it is gone."""
 
     def fileno(self) -> int:
-        """A descriptor that becomes readable when `poll` has something to tell."""
+        """A descriptor that becomes readable when `poll` has something to return."""

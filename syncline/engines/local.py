@@ -1,7 +1,7 @@
-"""Workers as processes of this machine: the default engine.
+"""Workers as processes on this machine: the default engine.
 
-Here: `LocalEngine`, which owns a zygote (`zygote.py`) and through it the workers. The zygote starts importing torch as
-soon as the engine is made, while the driver still reads its configuration. Hosts, for this engine, are network
+Here: `LocalEngine`, which forks workers from a zygote process (`zygote.py`). The zygote starts importing torch as soon
+as the engine is created, while the driver still reads its configuration. The hosts of this engine are network
 namespaces of this machine, if there are any (`network.py`).
 """
 
@@ -15,26 +15,24 @@ import socket
 import subprocess
 import sys
 import tempfile
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 
 import msgspec
 
-from syncline.comms.control import RunFiles, Ticket
+from syncline.comms.control import LaunchSpec, RunFiles
 from syncline.engines.engine import Exit
 from syncline.engines.network import LOOPBACK, Network
 from syncline.errors import SynclineError
-from syncline.plan.machine import Machine
-
-__all__ = ["LocalEngine"]
+from syncline.planning.machine import Machine
 
 _CLOSE_TIMEOUT_S = 20.0
 _ENVIRONMENT = {
-    # Workers set their number of threads themselves; a zygote with threads could not be forked from.
+    # Workers set their number of threads themselves; a zygote with threads could not be forked.
     "OMP_NUM_THREADS": "1",
     "OPENBLAS_NUM_THREADS": "1",
     "MKL_NUM_THREADS": "1",
-    # A local run speaks to itself only, unless its worker is told of another address (`comms/process_group.py`).
+    # A local run uses loopback only, unless the worker is given another address (`comms/process_group.py`).
     "GLOO_SOCKET_IFNAME": "lo",
 }
 
@@ -42,21 +40,30 @@ _ENVIRONMENT = {
 class LocalEngine:
     """An `Engine` on this machine."""
 
-    def __init__(self, network: Network = LOOPBACK, *, ends_at_once: bool = False) -> None:
-        """`ends_at_once`: should this process be killed, the workers are; otherwise they save their work first."""
+    def __init__(
+        self, network: Network = LOOPBACK, *, kills_at_once: bool = False, environment: Mapping[str, str] | None = None
+    ) -> None:
+        """`kills_at_once`: if this process is killed, so are its workers; otherwise they save their work first.
+
+        `environment`: variables for the workers in addition to those of this process.
+        """
         if sys.platform != "linux":
-            raise SynclineError(f"The local engine runs on Linux so far; this is {sys.platform}.")
+            raise SynclineError(
+                f"Workers run on Linux only, and this is {sys.platform}. Use a Linux machine, a container or WSL 2.",
+                code="unsupported-platform",
+                platform=sys.platform,
+            )
         self.network = network
         self._socket, theirs = socket.socketpair()
         namespaces = [host.namespace for host in network.hosts if host.namespace is not None]
         with theirs:
-            arguments = (int(ends_at_once), theirs.fileno(), *namespaces)
+            arguments = (int(kills_at_once), theirs.fileno(), *namespaces)
             self._zygote = subprocess.Popen(
                 [sys.executable, "-m", "syncline.engines.zygote", *map(str, arguments)],
                 pass_fds=[theirs.fileno(), *namespaces],
-                env={**os.environ, **_ENVIRONMENT, "PYTHONPATH": _python_path()},
+                env={**os.environ, **_ENVIRONMENT, **(environment or {}), "PYTHONPATH": _python_path()},
                 stdin=subprocess.DEVNULL,
-                # Ctrl-C in the terminal is for the driver alone.
+                # Ctrl-C in the terminal goes to the driver alone.
                 start_new_session=True,
             )
         self._poll = select.poll()
@@ -64,30 +71,28 @@ class LocalEngine:
         self._received = b""
         self._closed = self._has_launched = False
 
-    def gather(self, workers: int, tell: Callable[[str], None]) -> None:
-        """There is always room here."""
+    def reserve(self, workers: int, report: Callable[[str], None]) -> None:
+        """Nothing to wait for on this machine."""
 
     @property
     def machine(self) -> Machine:
-        """This one."""
         return Machine.here()
 
     def provide(self, files: RunFiles) -> None:
-        """They are seen from everywhere on this machine."""
+        """All processes on this machine see them."""
 
-    def launch(self, ticket: Ticket, log: Path) -> None:
-        """Fork a worker."""
+    def launch(self, spec: LaunchSpec, log: Path) -> None:
         self._has_launched = True
         log.parent.mkdir(parents=True, exist_ok=True)
-        host = self.network.host_of(ticket.rank)
-        told = msgspec.to_builtins(msgspec.structs.replace(ticket, host=host.address))
-        self._send({"do": "launch", "ticket": told, "log": str(log.resolve()), "namespace": host.namespace})
+        host = self.network.host_of(spec.worker_id)
+        sent = msgspec.to_builtins(msgspec.structs.replace(spec, host=host.address))
+        self._send({"do": "launch", "spec": sent, "log": str(log.resolve()), "namespace": host.namespace})
 
     def scratch(self) -> Path:
-        """A new folder for files that go when this engine does, however it does: also if this process is killed."""
-        folder = tempfile.mkdtemp(prefix="syncline-outpost-")
-        self._has_launched = True  # the zygote has something to do at its end
-        self._send({"do": "remove at the end", "folder": folder})
+        """A new folder that is deleted when this engine ends, even if this process is killed."""
+        folder = tempfile.mkdtemp(prefix="syncline-agent-")
+        self._has_launched = True  # the zygote must clean up at its end
+        self._send({"do": "remove-at-exit", "folder": folder})
         return Path(folder)
 
     def poll(self) -> list[Exit]:
@@ -97,27 +102,29 @@ class LocalEngine:
             if not data:
                 code = self._zygote.wait(timeout=5)
                 raise SynclineError(
-                    f"The process that starts workers ended with exit code {code}. Its last words are above; "
-                    "if there are none, it was killed, perhaps for want of memory."
+                    f"The process that starts workers ended with exit code {code}. Its last output is above; "
+                    "if there is none, it was killed, perhaps by the out-of-memory killer.",
+                    code="zygote-failed",
+                    exit_code=code,
                 )
             self._received += data
         *lines, self._received = self._received.split(b"\n")
         return [Exit(**json.loads(line)) for line in lines]
 
-    def kill(self, rank: int | None = None) -> None:
-        """End all workers now, or one."""
-        self._send({"do": "kill", "rank": rank})
+    def kill(self, worker_id: int | None = None) -> None:
+        """Kill all workers now, or one."""
+        self._send({"do": "kill", "worker_id": worker_id})
 
     def close(self) -> None:
         """End the workers and the zygote."""
         if self._closed:
             return
         self._closed = True
-        with contextlib.suppress(SynclineError):  # it is gone
+        with contextlib.suppress(SynclineError):  # it has ended already
             self._send({"do": "end"})
         self._socket.close()
         if not self._has_launched:
-            self._zygote.kill()  # it has nobody to see off, and may be in the middle of a long import
+            self._zygote.kill()  # it has no workers to wait for, and may be in the middle of a long import
         try:
             self._zygote.wait(timeout=_CLOSE_TIMEOUT_S)
         except subprocess.TimeoutExpired:
@@ -132,7 +139,9 @@ class LocalEngine:
         try:
             self._socket.sendall(json.dumps(order).encode() + b"\n")
         except OSError as error:
-            raise SynclineError(f"The process that starts workers is gone ({error}).") from error
+            raise SynclineError(
+                f"The process that starts workers has ended ({error}).", code="zygote-failed"
+            ) from error
 
 
 def _python_path() -> str:

@@ -1,27 +1,25 @@
-"""How the processes of a run reach each other: which hosts there are, and at which addresses.
+"""How the processes of a run reach each other: the hosts and their addresses.
 
-Here: `Network`, which an engine has and the coordinator listens by. Not here: what is sent (`comms/`), which of its
-processes a host gets and why (the engine), and making a network to try things on (`testing/namespaces.py`).
+Here: `Network`, which an engine provides. Not here: what is sent (`comms/`), which host a process runs on and why (the
+engine), and emulated networks (`lab/namespaces.py`).
 
-An address is one that the others can connect to, and that the process itself can listen at.
+An address is one that other processes can connect to, and that the process itself can listen on.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 
-__all__ = ["LOOPBACK", "Host", "Network"]
-
 
 @dataclass(frozen=True)
 class Host:
-    """A place for processes."""
+    """A host for processes."""
 
     name: str
     """As the plan calls it. Processes on hosts of different names share no memory."""
     address: str
     namespace: int | None = None
-    """A descriptor of the network namespace that its processes enter, where a host is only a part of this machine."""
+    """A descriptor of the network namespace that its processes enter, if the host is emulated on this machine."""
 
 
 @dataclass(frozen=True)
@@ -32,14 +30,14 @@ class Network:
     """The address of the coordinator."""
     hosts: tuple[Host, ...]
 
-    def host_of(self, number: int) -> Host:
-        """Where the process with this number is: they are dealt out in turn, and a replacement goes to the same place.
+    def host_of(self, worker_id: int) -> Host:
+        """The host of this process. Processes are assigned to hosts in turn; a replacement runs on the same host.
 
         >>> Network("10.0.0.1", (Host("a", "10.0.0.2"), Host("b", "10.0.0.3"))).host_of(2).name
         'a'
         """
-        return self.hosts[number % len(self.hosts)]
+        return self.hosts[worker_id % len(self.hosts)]
 
 
 LOOPBACK = Network("127.0.0.1", (Host("", "127.0.0.1"),))
-"""One machine that speaks to itself only; its name is known to the planner."""
+"""This machine alone; the planner knows its name."""

@@ -1,8 +1,8 @@
-"""From columns of a DataFrame, as Arrow brings them to Python, to arrays for torch.
+"""Converting DataFrame columns, as Arrow arrays, to arrays for torch.
 
-Here: which columns can be read (`kind_of`), and reading features and labels. Pure: Arrow arrays in, NumPy arrays out,
-one row for each. Not here: where batches come from (`feeding.py`, `model.py`). Mistakes in the data are a `DataError`
-that names the column, since they are found far away from the user, in an executor.
+Here: which columns can be read (`kind_of`), and reading features and labels: pure functions from Arrow to NumPy. A
+`DataError` names the column, because it occurs in an executor, far from the user. Not here: where batches come from
+(`feeding.py`, `model.py`).
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ __all__ = ["Kind", "as_vectors", "kind_of", "read_features", "read_labels"]
 Kind = Literal["vector", "array", "image", "bytes", "number"]
 
 _READABLE = "numbers, arrays of numbers, pyspark.ml vectors, images of Spark's image source, and bytes"
-_CHANNELS = {0: 1, 16: 3, 24: 4}  # OpenCV's types, as Spark's image source uses them
+_CHANNELS = {0: 1, 16: 3, 24: 4}  # OpenCV types, as in Spark's image source
 _ENCODED = {b"\x89PNG": "PNG", b"\xff\xd8\xff": "JPEG", b"GIF8": "GIF"}
 
 
@@ -44,12 +44,12 @@ def kind_of(name: str, data_type: DataType) -> Kind:
         inner = inner.elementType
     if inner is not data_type and isinstance(inner, types.NumericType):
         return "array"
-    hint = " Number its values with StringIndexer first." if isinstance(data_type, types.StringType) else ""
-    raise ConfigError(f"The column {name!r} is of type {data_type.simpleString()}. Read are {_READABLE}.{hint}")
+    hint = " Index its values with StringIndexer first." if isinstance(data_type, types.StringType) else ""
+    raise ConfigError(f"The column {name!r} is of type {data_type.simpleString()}. Supported are {_READABLE}.{hint}")
 
 
 def read_features(name: str, column: pa.Array, kind: Kind, dtype: str = "float32") -> np.ndarray:
-    """One row for each; `dtype` is what numbers become. Images and bytes stay bytes, to be divided by 255 later."""
+    """One row per sample; numbers become `dtype`. Images and bytes stay uint8, to be divided by 255 later."""
     _refuse_nulls(name, column)
     if kind == "image":
         return _images(name, column)
@@ -63,9 +63,9 @@ def read_features(name: str, column: pa.Array, kind: Kind, dtype: str = "float32
 
 
 def read_labels(name: str, column: pa.Array, kind: Kind, *, are_classes: bool) -> np.ndarray:
-    """What is to be learned: numbers of classes as int64, anything else as float32.
+    """The targets: class indices as int64, anything else as float32.
 
-    Spark ML gives numbers of classes as doubles; these must be whole.
+    Spark ML has class indices as doubles; these must be integral.
     """
     _refuse_nulls(name, column)
     if kind in ("image", "bytes"):
@@ -77,16 +77,16 @@ def read_labels(name: str, column: pa.Array, kind: Kind, *, are_classes: bool) -
         wrong = values[values != np.trunc(values)]
         if wrong.size:
             raise DataError(
-                f"The label column {name!r} holds {float(wrong.flat[0]):g}, and the loss needs the numbers of classes: "
-                "0, 1, 2 and so on. For numbers to be fitted, use a loss such as 'mse_loss'."
+                f"The label column {name!r} holds {float(wrong.flat[0]):g}, but the loss needs class indices: "
+                "0, 1, 2 and so on. For regression, use a loss such as 'mse_loss'."
             )
     if values.size and values.min() < 0:
-        raise DataError(f"The label column {name!r} holds {int(values.min())}; the numbers of classes begin with 0.")
+        raise DataError(f"The label column {name!r} holds {int(values.min())}, but class indices start at 0.")
     return values.astype(np.int64, copy=False)
 
 
 def as_vectors(rows: np.ndarray) -> pa.Array:
-    """Rows of numbers as Spark ML keeps dense vectors."""
+    """Rows of numbers as dense vectors of Spark ML."""
     count, width = rows.shape
     offsets = pa.array(np.arange(0, count * width + 1, width, dtype=np.int32)) if width else None
     values = pa.ListArray.from_arrays(offsets, pa.array(rows.astype(np.float64, copy=False).reshape(-1)))
@@ -99,8 +99,8 @@ def as_vectors(rows: np.ndarray) -> pa.Array:
 def _refuse_nulls(name: str, column: pa.Array) -> None:
     if column.null_count:
         raise DataError(
-            f"The column {name!r} has rows without a value. Leave them out with df.dropna(subset=[{name!r}]), "
-            "or fill them."
+            f"The column {name!r} has null values. Remove these rows with df.dropna(subset=[{name!r}]), "
+            "or fill them in."
         )
 
 
@@ -137,12 +137,12 @@ def _vectors(name: str, column: pa.StructArray) -> np.ndarray:
 
 
 def _images(name: str, column: pa.StructArray) -> np.ndarray:
-    """Channels first, red before blue, as torch's models have them; Spark keeps rows of pixels, blue first."""
+    """Channels first in RGB order, as for torch; Spark stores rows of pixels in BGR order."""
     parts = {part: np.asarray(column.field(part)) for part in ("height", "width", "mode")}
     shapes = set(zip(*(part.tolist() for part in parts.values()), strict=True))
     if len(shapes) > 1:
         some = ", ".join(f"{w} x {h}" for h, w, _ in sorted(shapes)[:3])
-        raise DataError(f"The images in {name!r} differ in size or kind ({some}, ...). Bring them to one size first.")
+        raise DataError(f"The images in {name!r} differ in size or kind ({some}, ...). Resize them first.")
     ((height, width, mode),) = shapes or {(0, 0, 0)}
     if mode not in _CHANNELS:
         raise DataError(f"The images in {name!r} are of OpenCV's type {mode}, which is not one of 8 bits per channel.")
@@ -161,8 +161,8 @@ def _bytes(name: str, column: pa.Array, *, may_be_encoded: bool = False) -> np.n
         encoded = next((kind for magic, kind in _ENCODED.items() if first.startswith(magic)), None)
         if encoded and not may_be_encoded:
             raise DataError(
-                f"The column {name!r} holds {encoded} files, and bytes are read as pixels. Decode them first, for "
-                "example by reading them with spark.read.format('image')."
+                f"The column {name!r} holds {encoded} files, but bytes are read as pixels. Decode them first, for "
+                "example with spark.read.format('image')."
             )
     column = column.cast(pa.large_binary())
     _, offsets_buffer, data = column.buffers()

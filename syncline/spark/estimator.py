@@ -1,4 +1,4 @@
-"""Training on a DataFrame as pyspark.ml does it: an Estimator that `fit`s and gives a Model.
+"""Training on a DataFrame: a pyspark.ml Estimator.
 
 Here: `Estimator`, its Params, and the order of things in `fit`: executors write the rows where workers can read them,
 workers train in the same executors, and the trained model comes back. Not here: writing the rows (`feeding.py`),
@@ -22,18 +22,18 @@ from pyspark.ml.util import MLReadable, MLWritable
 
 from syncline.config.run import RunConfig
 from syncline.config.spec import Spec
-from syncline.declare.declared import Declared
 from syncline.driver import run_task
 from syncline.engines.spark import SparkEngine
-from syncline.errors import ConfigError, Interrupted, WorkerFailed, nearest
-from syncline.spark.feeding import Columns, Fed, spill
+from syncline.errors import ConfigError, Interrupted, WorkerFailed, check_options
+from syncline.models.declared.declaration import Declared
+from syncline.models.zoo import registry as zoo
+from syncline.observe.observer import WithoutEnd, choose_view
+from syncline.spark.feeding import Fed, FrameColumns, spill
 from syncline.spark.model import Answers, Model
 from syncline.spark.persistence import PartsReader, PartsWriter
 from syncline.strategies.reading import read_strategy
 from syncline.task import Task
-from syncline.telemetry.events import Noted
-from syncline.view.observer import UntilTheEnd, choose_view
-from syncline.zoo import registry as zoo
+from syncline.telemetry.events import InfoMessage
 
 if TYPE_CHECKING:
     import torch
@@ -42,8 +42,8 @@ if TYPE_CHECKING:
 __all__ = ["Estimator"]
 
 _ONE_AT_A_TIME = threading.Lock()
-"""Each run needs a task slot for every worker. Two at once, as in a CrossValidator with parallelism, would each get a
-part of the slots, and wait for the rest for ever."""
+"""Each run needs one task slot per worker. Two runs at once, as in a CrossValidator with parallelism, would each hold
+some of the slots and wait forever for the rest."""
 _PARAMS = ("workers", "epochs", "batch", "strategy", "seed")
 _CLASSES = ("crossentropy", "nll", "multimargin")
 _DTYPES = ("float32", "float64", "int64")
@@ -60,24 +60,20 @@ class Estimator(
 ):
     """Trains a torch model on a DataFrame, with workers in the executors of its Spark session.
 
-    What can be put into the grid of a CrossValidator is a Param: lr, epochs, batch, strategy, workers and seed.
+    lr, epochs, batch, strategy, workers and seed are Params, so a CrossValidator can search over them.
 
     >>> estimator = syncline.spark.Estimator(model=Net(), features="image", label="digit", workers=8)  # doctest: +SKIP
     >>> fitted = estimator.fit(train_df)                                                              # doctest: +SKIP
     """
 
-    lr: Param[float] = Param(Params._dummy(), "lr", "the optimiser's learning rate", TypeConverters.toFloat)
-    epochs: Param[int] = Param(Params._dummy(), "epochs", "how often every row is used", TypeConverters.toInt)
-    batch: Param[int] = Param(
-        Params._dummy(), "batch", "rows in one step, over all workers together", TypeConverters.toInt
+    lr: Param[float] = Param(Params._dummy(), "lr", "the optimizer's learning rate", TypeConverters.toFloat)
+    epochs: Param[int] = Param(
+        Params._dummy(), "epochs", "number of passes over the training data", TypeConverters.toInt
     )
-    strategy: Param[str] = Param(
-        Params._dummy(), "strategy", "how the workers keep in agreement", TypeConverters.toString
-    )
-    workers: Param[int] = Param(Params._dummy(), "workers", "how many workers train together", TypeConverters.toInt)
-    seed: Param[int] = Param(
-        Params._dummy(), "seed", "decides initial weights and the order of rows", TypeConverters.toInt
-    )
+    batch: Param[int] = Param(Params._dummy(), "batch", "global batch size", TypeConverters.toInt)
+    strategy: Param[str] = Param(Params._dummy(), "strategy", "synchronization strategy", TypeConverters.toString)
+    workers: Param[int] = Param(Params._dummy(), "workers", "number of workers", TypeConverters.toInt)
+    seed: Param[int] = Param(Params._dummy(), "seed", "seed of initial weights and shuffling", TypeConverters.toInt)
 
     def __init__(
         self,
@@ -102,20 +98,16 @@ class Estimator(
     ) -> None:
         """As for `syncline.train`, with columns instead of data.
 
-        `features`, `label`, `prediction` and `probability` are names of columns. Each row's features are given to the
-        model in `shape`, such as (1, 28, 28), as `dtype`. `lr` replaces the optimiser's own. `settings` are those of
-        `RunConfig`: workers, epochs, strategy and so on. Rows are put into files under `spill_dir`, which all
-        executors must see; without it, in `out`.
+        `features`, `label`, `prediction` and `probability` are column names. The model gets each row's features in
+        `shape`, such as (1, 28, 28), as `dtype`. `lr` overrides the optimizer's learning rate. `settings` are those of
+        `RunConfig`: workers, epochs, strategy and so on. Rows are spilled to files under `spill_dir`, by default
+        `out`, which must be on a file system that all executors share.
         """
         super().__init__()
         self._setDefault(predictionCol="prediction", probabilityCol="probability")
         self._set(featuresCol=features, labelCol=label, predictionCol=prediction, probabilityCol=probability)
         known = [f.name for f in dataclasses.fields(RunConfig) if f.name not in ("engine", "resume")]
-        for name in settings:
-            if name not in known:
-                close = nearest(name, known)
-                hint = f" Did you mean {close[0]!r}?" if close else f" There are: {', '.join(known)}."
-                raise ConfigError(f"syncline.spark.Estimator has no setting {name!r}.{hint}")
+        check_options("syncline.spark.Estimator", settings, known, kind="setting")
         if dtype not in _DTYPES:
             raise ConfigError(f"dtype is {dtype!r}, but must be one of {', '.join(map(repr, _DTYPES))}.")
         if "strategy" in settings:
@@ -128,11 +120,11 @@ class Estimator(
         }  # fmt: skip
         self._shape, self._dtype, self._spill_dir, self._quiet = shape, dtype, spill_dir, quiet
         self._settings = settings
-        self._config()  # a mistake is answered now
+        self._config()  # fail early
         self._task_on(None)
 
     def parts(self) -> dict[str, Any]:
-        """What it is made of, but for its Params."""
+        """Its constructor arguments, except Params."""
         others = {"shape": self._shape, "dtype": self._dtype, "spill_dir": self._spill_dir, "quiet": self._quiet}
         return {**self._task, **others, **self._settings}
 
@@ -142,29 +134,28 @@ class Estimator(
 
     @classmethod
     def read(cls) -> PartsReader[Estimator]:
-        """A reader."""
         return PartsReader(cls)
 
     def _fit(self, dataset: DataFrame) -> Model:
         config, task = self._config(), self._task_on(None)
-        read_strategy(config.strategy)  # a mistake is answered before anything is written
+        read_strategy(config.strategy)  # fail before anything is written
         answers = _answers_of(task.loss)
-        columns = Columns.of(
+        columns = FrameColumns.of(
             dataset, self.getFeaturesCol(), self.getLabelCol(), dtype=self._dtype,
             are_classes=None if answers is None else answers == "classes",
         )  # fmt: skip
         folder = Path(self._spill_dir or config.out).absolute() / f"spilled-{secrets.token_hex(6)}"
-        view = UntilTheEnd(choose_view(quiet=self._quiet, json=False))
+        view = WithoutEnd(choose_view(quiet=self._quiet, json=False))
         with _ONE_AT_A_TIME:
             try:
                 fed = spill(dataset, columns, config.workers, folder)
-                view.on_event(Noted(message=fed.in_words()))
+                view.on_event(InfoMessage(message=fed.summary()))
                 shape = self._shape_of(fed)
                 task, outputs = self._prepared(fed, shape)
                 result = run_task(task, config, view, engine=SparkEngine(session=dataset.sparkSession))
                 module = result.model
             except (Interrupted, WorkerFailed):
-                raise  # the run can be resumed, for which it needs its rows
+                raise  # resuming the run needs its rows
             except BaseException:
                 shutil.rmtree(folder, ignore_errors=True)
                 raise
@@ -197,7 +188,7 @@ class Estimator(
             return task
         if not isinstance(task.optimizer, Spec):
             raise ConfigError(
-                "lr is set beside an optimiser that is a function. Set it inside that function, or give the optimiser "
+                "lr is set, but the optimizer is a function. Set it inside that function, or pass the optimizer "
                 "by name, such as optimizer=syncline.sgd(lr=0.1)."
             )
         return dataclasses.replace(task, optimizer=task.optimizer.with_options(lr=self.getOrDefault("lr")))
@@ -208,23 +199,23 @@ class Estimator(
             return found
         if _product(found) != _product(wanted):
             raise ConfigError(
-                f"shape is {wanted}, which has {_product(wanted)} numbers, and each row of {self.getFeaturesCol()!r} "
+                f"shape is {wanted}, which has {_product(wanted)} values, but each row of {self.getFeaturesCol()!r} "
                 f"has {_product(found)}, of shape {found}."
             )
         return wanted
 
     def _prepared(self, fed: Fed, shape: tuple[int, ...]) -> tuple[Task, tuple[int, ...] | None]:
-        """The task on the rows that were written, and the shape of the model's output for one row, if it is known."""
+        """The task on the spilled rows, and the shape of the model's output for one row, if known."""
         frame = dataclasses.replace(fed.frame, feature_shape=shape)
         task = self._task_on(frame)
         if isinstance(task.model, Spec):
-            # The number of classes is known here, and to nobody who sees only the rows of one step.
+            # The number of classes is known only here: a worker sees just the rows of its steps.
             task = dataclasses.replace(task, model=_FromZoo(task.model, shape, fed.classes))
         elif isinstance(task.model, Declared):
             task = dataclasses.replace(task, model=_FromLayers(task.model, shape, fed.classes))
         outputs = None
         if _answers_of(task.loss) != "classes":
-            # A target of another shape than the output would be spread over it without a word.
+            # torch would silently broadcast a target of another shape.
             outputs = _outputs_of(task.model, shape, self._dtype)
             if outputs == (1,):
                 task = dataclasses.replace(task, data=dataclasses.replace(frame, label_shape=(1,)))
@@ -232,7 +223,7 @@ class Estimator(
 
 
 class _FromZoo:
-    """A model of the zoo for rows of a known shape, made in the worker."""
+    """A model of the zoo for rows of a known shape, built in the worker."""
 
     def __init__(self, spec: Spec, shape: tuple[int, ...], classes: int) -> None:
         self.__name__ = str(spec)
@@ -243,7 +234,7 @@ class _FromZoo:
 
 
 class _FromLayers:
-    """A declared model for rows of a known shape, made in the worker."""
+    """A declared model for rows of a known shape, built in the worker."""
 
     def __init__(self, declared: Declared, shape: tuple[int, ...], classes: int) -> None:
         self.__name__ = declared.name
@@ -254,13 +245,13 @@ class _FromLayers:
 
 
 def _answers_of(loss: Any) -> Answers | None:
-    """What the outputs mean that this loss compares with labels; None if that cannot be told from its name."""
+    """The meaning of the outputs under this loss; None if its name does not show it."""
     name = loss.name if isinstance(loss, Spec) else getattr(loss, "__name__", type(loss).__name__)
     key = name.lower().replace("_", "").replace("-", "").removesuffix("loss")
     if key in ("binarycrossentropywithlogits", "bcewithlogits", "softmargin"):
-        return "yes-or-no logits"
+        return "binary logits"
     if key in ("binarycrossentropy", "bce"):
-        return "yes-or-no"
+        return "binary"
     if key in _CLASSES:
         return "classes"
     return "number" if isinstance(loss, Spec) else None
@@ -273,7 +264,7 @@ def _outputs_of(model: Any, shape: tuple[int, ...], dtype: str) -> tuple[int, ..
         module = copy.deepcopy(model if isinstance(model, torch.nn.Module) else model()).eval()
         with torch.inference_mode():
             return tuple(module(torch.zeros(2, *shape, dtype=getattr(torch, dtype))).shape[1:])
-    except Exception:  # the user's code; training will say what is wrong with it
+    except Exception:  # an error in the user's code will show in training
         return None
 
 

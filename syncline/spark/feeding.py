@@ -1,10 +1,10 @@
-"""From a DataFrame to files that workers read: executors write them, and no row passes through the driver.
+"""Spilling a DataFrame to files for the workers: executors write them, and no row passes through the driver.
 
-Here: `spill`, which has the executors write, and `Fed`, what it says of that. Not here: the files (`spilled.py`), and
+Here: `spill`, which runs the executors, and `Fed`, its result. Not here: the files (`spilled.py`), and
 what is in a column (`columns.py`).
 
-The same rows give the same files, in whatever order and partitions they come: a hash of each row decides in which part
-it is, and where there. So the same seed is the same run here, too.
+The same rows give the same files, whatever their order and partitions: a hash of each row decides on its file and its
+position there. So the same seed gives the same run.
 """
 
 from __future__ import annotations
@@ -22,12 +22,12 @@ import pyarrow as pa
 from syncline.engines.spark import essence
 from syncline.errors import DataError
 from syncline.spark.columns import Kind, kind_of, read_features, read_labels
-from syncline.spark.spilled import Part, PartWriter, SpilledFrame
+from syncline.spark.spilled import PartWriter, SpilledFile, SpilledFrame
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
 
-__all__ = ["Columns", "Fed", "spill"]
+__all__ = ["FrameColumns", "Fed", "spill"]
 
 _ANSWER = (
     "path string, rows long, shape array<int>, bytes long, largest double, write_s double, read_s double, read long"
@@ -36,8 +36,8 @@ _PROBE_BATCHES, _PROBE_BATCH = 16, 128
 
 
 @dataclass(frozen=True, kw_only=True)
-class Columns:
-    """Which columns are read, and how."""
+class FrameColumns:
+    """The columns to read, and how to read them."""
 
     features: str
     features_kind: Kind
@@ -47,10 +47,10 @@ class Columns:
     dtype: str = "float32"
 
     @classmethod
-    def of(cls, frame: DataFrame, features: str, label: str, *, are_classes: bool | None, dtype: str) -> Columns:
-        """Those of a DataFrame; an error if one is missing or cannot be read.
+    def of(cls, frame: DataFrame, features: str, label: str, *, are_classes: bool | None, dtype: str) -> FrameColumns:
+        """The columns of a DataFrame; an error if one is missing or unreadable.
 
-        `are_classes` None: whole-number types are classes.
+        If `are_classes` is None, labels of integer types are classes.
         """
         from pyspark.sql.types import BooleanType, IntegralType
 
@@ -58,8 +58,8 @@ class Columns:
         for role, name in (("features", features), ("label", label)):
             if name not in types:
                 raise DataError(
-                    f"The DataFrame has no column {name!r} for the {role}. It has: {', '.join(types)}. Name the one "
-                    f"that is meant with {role}=."
+                    f"The DataFrame has no column {name!r} for the {role}. It has: {', '.join(types)}. Set "
+                    f"{role}= to one of these."
                 )
         if are_classes is None:
             are_classes = isinstance(types[label], IntegralType | BooleanType)
@@ -71,27 +71,26 @@ class Columns:
 
 @dataclass(frozen=True)
 class Fed:
-    """A DataFrame on disk, and how fast it came there."""
+    """A DataFrame on disk, with the throughput."""
 
     frame: SpilledFrame
     bytes: int
     classes: int
     """One more than the largest label."""
     write_rows_per_s: float
-    """From the call to the end, over all executors: what Spark computes of the DataFrame included."""
+    """Over all executors, including Spark's computation of the DataFrame."""
     read_rows_per_s: float
-    """Of one worker, in batches at random."""
+    """Random batches by one worker."""
 
-    def in_words(self) -> str:
-        """For the user."""
+    def summary(self) -> str:
         return (
             f"feeding: {len(self.frame):,} rows in {len(self.frame.parts)} partitions ({self.bytes / 1e6:,.0f} MB) "
             f"written at {self.write_rows_per_s:,.0f} rows/s, read at {self.read_rows_per_s:,.0f} rows/s per worker"
         )
 
 
-def spill(frame: DataFrame, columns: Columns, parts: int, folder: Path) -> Fed:
-    """Have the executors write `frame` to `parts` files of nearly the same size in `folder`."""
+def spill(frame: DataFrame, columns: FrameColumns, parts: int, folder: Path) -> Fed:
+    """Make the executors write `frame` to `parts` files of nearly equal size in `folder`."""
     from pyspark.sql import functions
 
     began = time.monotonic()
@@ -109,7 +108,7 @@ def spill(frame: DataFrame, columns: Columns, parts: int, folder: Path) -> Fed:
     if len(shapes) > 1:
         raise DataError(f"The rows of {columns.features!r} differ in shape: {', '.join(map(str, sorted(shapes)))}.")
     answers.sort(key=lambda a: a["path"])
-    found = SpilledFrame(tuple(Part(a["path"], a["rows"]) for a in answers), shapes.pop())
+    found = SpilledFrame(tuple(SpilledFile(a["path"], a["rows"]) for a in answers), shapes.pop())
     return Fed(
         frame=found,
         bytes=sum(a["bytes"] for a in answers),
@@ -120,9 +119,9 @@ def spill(frame: DataFrame, columns: Columns, parts: int, folder: Path) -> Fed:
 
 
 class _Spiller:
-    """What runs in the executors: writes all batches of a partition to one file."""
+    """Runs in the executors: writes all batches of a partition to one file."""
 
-    def __init__(self, columns: Columns, folder: str) -> None:
+    def __init__(self, columns: FrameColumns, folder: str) -> None:
         self._columns, self._folder = columns, folder
 
     def __call__(self, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
@@ -148,8 +147,8 @@ class _Spiller:
         except OSError as error:
             writer.abandon()
             raise DataError(
-                f"An executor cannot write to {self._folder}: {error.strerror or error}. Give the Estimator a folder "
-                "with spill_dir= that is on a file system which all hosts share."
+                f"An executor cannot write to {self._folder}: {error.strerror or error}. Set spill_dir= of "
+                "the Estimator to a folder on a file system that all hosts share."
             ) from error
         except BaseException:
             writer.abandon()
@@ -157,7 +156,7 @@ class _Spiller:
         if writer.rows == 0:
             return
         written = time.monotonic()
-        frame = SpilledFrame((Part(str(writer.path), writer.rows),), writer.feature_shape or ())
+        frame = SpilledFrame((SpilledFile(str(writer.path), writer.rows),), writer.feature_shape or ())
         read = _probe(frame)
         yield pa.RecordBatch.from_pydict(
             {
@@ -170,7 +169,7 @@ class _Spiller:
 
 
 def _probe(frame: SpilledFrame) -> int:
-    """Read some batches at random, as a worker will; how many rows these were."""
+    """Read some random batches, as a worker will; returns the number of rows."""
     order = np.random.RandomState(0).randint(0, len(frame), (_PROBE_BATCHES, _PROBE_BATCH))
     for indices in order:
         frame.fetch(indices)

@@ -1,4 +1,4 @@
-"""A trained model as pyspark.ml knows one: DataFrame in, DataFrame with predictions out.
+"""A trained model for pyspark.ml: from a DataFrame to a DataFrame with predictions.
 
 Here: `Model`, and what runs in the executors to predict. Not here: training (`estimator.py`), reading columns
 (`columns.py`), saving (`persistence.py`).
@@ -30,14 +30,14 @@ if TYPE_CHECKING:
 
 __all__ = ["Answers", "Model"]
 
-Answers = Literal["classes", "yes-or-no logits", "yes-or-no", "number", "numbers"]
-"""What the outputs of a model mean: scores of classes, the score or the probability of a yes, numbers as they are."""
+Answers = Literal["classes", "binary logits", "binary", "number", "numbers"]
+"""The meaning of a model's outputs: class logits, a binary logit or probability, or plain numbers."""
 
 _ROWS_AT_ONCE = 256
 
 
 class Model(pyspark.ml.Model, HasFeaturesCol, HasPredictionCol, HasProbabilityCol, MLReadable["Model"], MLWritable):
-    """A trained torch model that adds a prediction, and for classes their probabilities, to each row."""
+    """A trained torch model that adds a prediction and, for classes, their probabilities to each row."""
 
     def __init__(
         self,
@@ -49,19 +49,18 @@ class Model(pyspark.ml.Model, HasFeaturesCol, HasPredictionCol, HasProbabilityCo
         metrics: dict[str, float] | None = None,
         run_dir: str | None = None,
     ) -> None:
-        """`shape` is that of one row's features, of `dtype`."""
+        """`shape` and `dtype` are those of one row's features."""
         super().__init__()
         self._setDefault(predictionCol="prediction", probabilityCol="probability")
         self.module = module
-        """The torch model itself, in evaluation mode."""
+        """The torch model, in evaluation mode."""
         self.metrics = metrics or {}
         """The latest value of each metric of the run."""
         self.run_dir = run_dir
-        """Where the run that trained it lies."""
+        """The directory of the run that trained it."""
         self._shape, self._dtype, self._answers = shape, dtype, answers
 
     def parts(self) -> dict[str, Any]:
-        """What it is made of."""
         return {
             "module": self.module, "shape": self._shape, "dtype": self._dtype, "answers": self._answers,
             "metrics": self.metrics, "run_dir": self.run_dir,
@@ -73,7 +72,6 @@ class Model(pyspark.ml.Model, HasFeaturesCol, HasPredictionCol, HasProbabilityCo
 
     @classmethod
     def read(cls) -> PartsReader[Model]:
-        """A reader."""
         return PartsReader(cls)
 
     def setFeaturesCol(self, value: str) -> Model:
@@ -89,11 +87,11 @@ class Model(pyspark.ml.Model, HasFeaturesCol, HasPredictionCol, HasProbabilityCo
         return self._set(probabilityCol=value)
 
     def transformSchema(self, schema: StructType) -> StructType:
-        """The columns that `transform` gives for these."""
+        """The schema that `transform` returns."""
         taken = [field.name for field in self._new_columns() if field.name in schema.names]
         if taken:
             raise ConfigError(
-                f"The DataFrame has a column {taken[0]!r} already. Give the new one another name with "
+                f"The DataFrame already has a column {taken[0]!r}. Choose another name with "
                 "prediction= or probability=, or drop that one."
             )
         return StructType([*schema.fields, *self._new_columns()])
@@ -104,7 +102,7 @@ class Model(pyspark.ml.Model, HasFeaturesCol, HasPredictionCol, HasProbabilityCo
             there = ", ".join(dataset.columns)
             raise DataError(f"The DataFrame has no column {name!r} for the features. It has: {there}.")
         schema = self.transformSchema(dataset.schema)
-        # Each executor gets the model once, however many partitions it has.
+        # Broadcast: each executor gets the model once, not once per partition.
         packed = dataset.sparkSession.sparkContext.broadcast(cloudpickle.dumps(self.module))
         kind = kind_of(name, dataset.schema[name].dataType)
         return dataset.mapInArrow(_Predictor(packed, name, kind, self._shape, self._dtype, self._answers), schema)
@@ -118,7 +116,7 @@ class Model(pyspark.ml.Model, HasFeaturesCol, HasPredictionCol, HasProbabilityCo
 
 
 class _Predictor:
-    """What runs in the executors: batches of rows in, the same with predictions out."""
+    """Runs in the executors: adds predictions to batches of rows."""
 
     def __init__(
         self, packed: Broadcast[bytes], name: str, kind: Kind, shape: tuple[int, ...], dtype: str, answers: Answers
@@ -129,13 +127,13 @@ class _Predictor:
     def __call__(self, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         import torch
 
-        torch.set_num_threads(1)  # the other cores have tasks of their own
+        torch.set_num_threads(1)  # the other cores run other tasks
         module = _unpack(self._packed.value)
         for batch in batches:
             features = read_features(self._name, batch.column(self._name), self._kind, self._dtype)
             if len(features) and int(np.prod(features.shape[1:])) != int(np.prod(self._shape)):
                 raise DataError(
-                    f"The model was trained on features of shape {self._shape}, and the column {self._name!r} has "
+                    f"The model was trained on features of shape {self._shape}, but the column {self._name!r} has "
                     f"rows of shape {features.shape[1:]}."
                 )
             columns = self._answer(module, features)
@@ -159,13 +157,13 @@ class _Predictor:
         if self._answers == "classes":
             probability = out.softmax(1)
         else:
-            yes = out.reshape(-1).sigmoid() if self._answers == "yes-or-no logits" else out.reshape(-1)
+            yes = out.reshape(-1).sigmoid() if self._answers == "binary logits" else out.reshape(-1)
             probability = torch.stack([1 - yes, yes], 1)
         return [pa.array(probability.argmax(1).double().numpy()), as_vectors(probability.numpy())]
 
 
 @functools.lru_cache(maxsize=2)
 def _unpack(packed: bytes) -> torch.nn.Module:
-    """The model, once for all partitions that this process sees."""
+    """The model, unpickled once for all partitions of this process."""
     module: torch.nn.Module = cloudpickle.loads(packed)
     return module.eval()

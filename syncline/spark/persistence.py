@@ -1,9 +1,8 @@
-"""Saving Estimator and Model where Spark saves: any path that Hadoop's file systems know, hdfs:// and s3a:// included.
+"""Saving Estimator and Model to any path of Hadoop's file systems, including hdfs:// and s3a://.
 
-Here: a pyspark.ml writer and reader for objects that have Params, a few facts, and Python parts beside them. Params and
-facts are Spark's usual JSON in `metadata/`; the parts are pickled in the file `parts.pickle`, with classes and
-functions of the user's script in it (cloudpickle). Reading that file runs code that it names, so a saved model is to be
-loaded only from those who are trusted, as any pickled one.
+Here: a pyspark.ml writer and reader for objects with Params and Python parts. Params are Spark's usual JSON in
+`metadata/`; the parts are pickled in `parts.pickle`, including classes and functions of the user's script
+(cloudpickle). Reading a pickle can run code, so load only models that you trust.
 """
 
 from __future__ import annotations
@@ -30,20 +29,20 @@ T = TypeVar("T", bound=MLReadable[Any])
 
 
 class PartsWriter(MLWriter):
-    """Saves Params, and `parts()`: the keyword arguments that make an equal object, but for its Params."""
+    """Saves Params, and `parts()`: the constructor arguments except Params."""
 
     def __init__(self, instance: Any) -> None:
         super().__init__()
         self._instance = instance
 
     def saveImpl(self, path: str) -> None:
-        """What pyspark.ml calls after it has dealt with overwriting."""
+        """Called by pyspark.ml after it has handled overwriting."""
         DefaultParamsWriter.saveMetadata(self._instance, path, self.sparkSession)
         _write(self.sparkSession, os.path.join(path, _FILE), cloudpickle.dumps(self._instance.parts()))
 
 
 class PartsReader(MLReader[T]):
-    """Loads what `PartsWriter` has saved."""
+    """Loads what `PartsWriter` saved."""
 
     def __init__(self, cls: type[T]) -> None:
         super().__init__()
@@ -73,7 +72,7 @@ def _write(session: SparkSession, path: str, data: bytes) -> None:
 def _read(session: SparkSession, path: str) -> Iterator[bytes]:
     file_system, place = _file(session, path)
     if not file_system.exists(place):
-        raise CheckpointError(f"There is no {path}: nothing was saved there by Syncline, or only in part.")
+        raise CheckpointError(f"There is no {path}. Syncline saved nothing there, or only a part.")
     stream = file_system.open(place)
     try:
         while piece := stream.readNBytes(_PIECE_BYTES):
@@ -83,7 +82,7 @@ def _read(session: SparkSession, path: str) -> Iterator[bytes]:
 
 
 def _file(session: Any, path: str) -> tuple[Any, Any]:
-    """A file by Hadoop's reckoning; PySpark itself has no Python interface to its file systems."""
+    """The Hadoop file system and path; PySpark has no Python interface to them."""
     java = session.sparkContext._jvm
     place = java.org.apache.hadoop.fs.Path(path)
     return place.getFileSystem(session.sparkContext._jsc.hadoopConfiguration()), place

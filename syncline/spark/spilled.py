@@ -3,8 +3,8 @@
 Here: `PartWriter`, which writes one file, and `SpilledFrame`, the `Source` (`data/source.py`) of all of them. Neither
 needs Spark. Not here: who writes which rows (`feeding.py`), and what is in a column (`columns.py`).
 
-In a file each row has as many bytes as every other, so a worker maps it into memory and finds its samples by their
-numbers, without reading the rest; what several workers of a host read, they share.
+All rows of a file have the same size, so a worker maps the file into memory and finds samples by index without reading
+the rest. Workers on one host share these pages.
 """
 
 from __future__ import annotations
@@ -21,11 +21,11 @@ import torch
 from syncline.data.source import Indices
 from syncline.errors import DataError
 
-__all__ = ["Part", "PartWriter", "SpilledFrame"]
+__all__ = ["SpilledFile", "PartWriter", "SpilledFrame"]
 
 
 @dataclass(frozen=True)
-class Part:
+class SpilledFile:
     """One file."""
 
     path: str
@@ -33,7 +33,7 @@ class Part:
 
 
 class PartWriter:
-    """Writes batches of features and labels to a file, which has its name once it is whole."""
+    """Writes batches of features and labels to a file, which gets its name when it is complete."""
 
     def __init__(self, path: Path) -> None:
         self.path, self.rows = path, 0
@@ -43,7 +43,6 @@ class PartWriter:
         self._writer: pa.ipc.RecordBatchFileWriter | None = None
 
     def write(self, features: np.ndarray, labels: np.ndarray) -> None:
-        """More rows, like those before."""
         batch = pa.record_batch([_column(features), _column(labels)], names=["features", "label"])
         if self._writer is None:
             self.path.parent.mkdir(parents=True, exist_ok=True)
@@ -53,20 +52,19 @@ class PartWriter:
         if features.shape[1:] != self.feature_shape:
             raise DataError(
                 f"Some rows have features of shape {_shape(self.feature_shape)} and others of "
-                f"{_shape(features.shape[1:])}. All must have the same."
+                f"{_shape(features.shape[1:])}. All rows must have the same shape."
             )
         self._writer.write_batch(batch)
         self.rows += len(batch)
 
     def close(self) -> None:
-        """The file is whole. Without rows there is none."""
+        """Complete the file. Without rows there is no file."""
         if self._writer is not None and self._file is not None:
             self._writer.close()
             self._file.close()
             os.replace(self._temporary, self.path)
 
     def abandon(self) -> None:
-        """The file will not be whole."""
         if self._file is not None:
             self._file.close()
             self._temporary.unlink(missing_ok=True)
@@ -74,9 +72,9 @@ class PartWriter:
 
 @dataclass
 class SpilledFrame:
-    """Samples by index: the rows of all parts, in their order. Features that are bytes are given as parts of one."""
+    """Samples by index: the rows of all parts, in their order. Byte features are divided by 255."""
 
-    parts: tuple[Part, ...]
+    parts: tuple[SpilledFile, ...]
     feature_shape: tuple[int, ...]
     label_shape: tuple[int, ...] | None = None
     """None: as they were written."""
@@ -87,7 +85,7 @@ class SpilledFrame:
         return sum(part.rows for part in self.parts)
 
     def __getstate__(self) -> dict[str, Any]:
-        return {**vars(self), "_pieces": [], "_ends": None}  # whoever gets it maps the files anew
+        return {**vars(self), "_pieces": [], "_ends": None}  # the receiver maps the files again
 
     def fetch(self, indices: Indices) -> tuple[torch.Tensor, torch.Tensor]:
         """The samples at `indices`: one gather for each piece that has some."""
@@ -117,8 +115,8 @@ class SpilledFrame:
             except (OSError, pa.ArrowInvalid) as error:
                 raise DataError(
                     f"A worker cannot read {part.path}, where an executor wrote rows of the DataFrame ({error}). The "
-                    "folder must be on a file system that all hosts share; give one to the Estimator with spill_dir=, "
-                    "or with out=, in which it is otherwise."
+                    "folder must be on a file system that all hosts share: set spill_dir= of the Estimator, or out=, "
+                    "where the files are by default."
                 ) from error
             for k in range(reader.num_record_batches):
                 batch = reader.get_batch(k)

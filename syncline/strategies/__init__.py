@@ -1,1 +1,1 @@
-"""How workers that train copies of a model keep in agreement."""
+"""Synchronization strategies."""

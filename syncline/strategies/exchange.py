@@ -1,8 +1,8 @@
 """The seam between a training step and a strategy: what a strategy does at the named moments of a step.
 
-Here: the `Exchange` protocol, `PlainExchange`, whose moments do nothing and which strategies build on, and `Replica`,
-the worker's copy that they work on. Not here: the strategies themselves (one file each) and who calls the moments
-(`workers/step.py`, for the built-in loop and for `optimizer.step()` alike).
+Here: the `Exchange` protocol; `LocalExchange`, which exchanges nothing and which all exchanges build on; `Replica`, the
+worker's copy that they work on. Not here: the exchanges themselves (`methods/`, one file each) and who calls the
+moments (`workers/update.py`, for the built-in loop and for `optimizer.step()` alike).
 """
 
 from __future__ import annotations
@@ -10,32 +10,38 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Literal, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
-import torch
-
-from syncline.algorithms.brackets import Contested
-from syncline.comms.collective import Collective
-from syncline.strategies.gradients import GradientBuffer
+from syncline.strategies.lazy import flat
+from syncline.strategies.method import Method, Recovery
 
 if TYPE_CHECKING:
+    import torch
+
+    from syncline.comms.collective import Collective
     from syncline.comms.parameter_server.client import ParameterServers
+    from syncline.strategies.brackets import Contested
+    from syncline.strategies.gradients import GradientBuffer
 
-__all__ = ["Exchange", "NoLog", "PlainExchange", "Recovery", "Replica", "StrategyLog", "adopt_first"]
+__all__ = [
+    "REQUESTS",
+    "Exchange",
+    "HierarchyLevel",
+    "LocalExchange",
+    "NoLog",
+    "Recovery",
+    "Replica",
+    "StrategyLog",
+    "broadcast_first",
+]
 
 
-Recovery = Literal["equal", "merge", "saved"]
-"""How the others go on when a worker is lost.
-
-equal   the replicas are equal up to the step in flight: who is furthest gives its own to those who are behind or new
-merge   each holds something of its own: they bring it together (`Exchange.merge`); of the lost worker's steps it is
-        known which are in it (`Exchange.effects`), and the others are done again
-saved   neither: all go back to the last checkpoint
-"""
+REQUESTS = slice(2, None)
+"""Which piggybacked values are requests, on which all workers must act at the same step; the first are measurements."""
 
 
 class StrategyLog(Protocol):
-    """Where a strategy tells what it did."""
+    """Where a strategy reports what it did."""
 
     def exchanged(
         self,
@@ -44,26 +50,26 @@ class StrategyLog(Protocol):
         staleness: dict[int, int] | None = None,
         disagreement: float | None = None,
     ) -> None:
-        """This worker has exchanged once more. `disagreement` is its distance to what all have in common, relative."""
+        """One more exchange. `disagreement` is the relative distance of this worker's model to the shared one."""
 
     def contest(self, met: Contested) -> None:
-        """This worker's model has met another one."""
+        """A tournament between this worker's model and another."""
 
     def switched(self, step: int, strategy: str) -> None:
-        """From `step` on the workers keep in agreement in another way."""
+        """From `step` on the workers use another strategy."""
 
     def count_bytes(self, counter: Callable[[], int]) -> None:
-        """From now on, what this counter says was sent counts, too."""
+        """Add a counter of bytes sent."""
 
     def outside(self) -> AbstractContextManager[None]:
-        """What is sent while this lasts is for evaluating or saving, and does not count as the strategy's."""
+        """A context whose traffic is for evaluating or saving, and does not count as the strategy's."""
 
     def wants_disagreement(self) -> bool:
-        """Whether it is time to look how far the workers are apart, which costs a pass over all parameters."""
+        """Whether to measure the disagreement now, which costs a pass over all parameters."""
 
 
 class NoLog:
-    """A `StrategyLog` that nobody reads."""
+    """A `StrategyLog` that discards everything."""
 
     def exchanged(
         self,
@@ -71,30 +77,24 @@ class NoLog:
         bytes_received: int = 0,
         staleness: dict[int, int] | None = None,
         disagreement: float | None = None,
-    ) -> None:
-        """Nothing."""
+    ) -> None: ...
 
-    def contest(self, met: Contested) -> None:
-        """Nothing."""
+    def contest(self, met: Contested) -> None: ...
 
-    def switched(self, step: int, strategy: str) -> None:
-        """Nothing."""
+    def switched(self, step: int, strategy: str) -> None: ...
 
-    def count_bytes(self, counter: Callable[[], int]) -> None:
-        """Nothing."""
+    def count_bytes(self, counter: Callable[[], int]) -> None: ...
 
     def outside(self) -> AbstractContextManager[None]:
-        """Nothing."""
         return nullcontext()
 
     def wants_disagreement(self) -> bool:
-        """No."""
         return False
 
 
 @dataclass(frozen=True)
 class Replica:
-    """One worker's copy of what is trained, its line to the others, and what else a strategy may need."""
+    """One worker's copy of the model and optimizer, its collective, and what else a strategy may need."""
 
     model: torch.nn.Module
     optimizer: torch.optim.Optimizer
@@ -102,21 +102,21 @@ class Replica:
     collective: Collective
     seed: int = 0
     step: int = 0
-    """How many steps had been done when this replica was made: more than none in a run that is resumed."""
+    """How many steps were done before this replica was made: more than 0 in a resumed run."""
     steps_per_epoch: int | None = None
-    """None if the run's length is not known in advance (a loop of the user's own)."""
+    """None if the run's length is not known in advance (a user's own loop)."""
     clip_norm: float | None = None
     score: Callable[[], tuple[float, float]] | None = None
     """The model's (loss, accuracy) on this worker's part of the data that is held out for tournaments."""
     open_servers: Callable[[], ParameterServers] | None = None
-    """The line to the run's parameter servers; the run closes it."""
+    """Connects to the run's parameter servers; the run closes the connection."""
     log: StrategyLog = field(default_factory=NoLog)
 
 
 class Exchange(Protocol):
     """What a strategy does, and when.
 
-    The riders of the gradient buffer are numbers on which all workers must agree (the loss, a wish to stop). They
+    The piggybacked values of the gradient buffer are what all workers must agree on (the loss, a request to stop). They
     travel with whatever the strategy exchanges; where nothing is exchanged in a step, they wait for the next. Workers
     of an asynchronous strategy reach a step at different times, so nothing can travel with it: they are called together
     when there is something to agree on (`workers/meeting.py`).
@@ -124,22 +124,22 @@ class Exchange(Protocol):
 
     @property
     def is_asynchronous(self) -> bool:
-        """Whether each worker goes at its own pace."""
+        """Whether each worker trains at its own pace."""
 
     @property
     def recovery(self) -> Recovery:
-        """How the others go on when a worker is lost; see `Recovery`."""
+        """How the survivors continue when a worker fails; see `Recovery`."""
 
-    def effects(self) -> dict[int, int] | None:
-        """Of which worker, by rank, how many steps are in what the workers hold, as far as this one knows.
+    def committed_steps(self) -> dict[int, int] | None:
+        """By rank, how many steps of each worker are in what the workers hold, as far as this one knows.
 
-        Asked where recovery is "merge". None if it cannot be said this time: then all go back to what is saved.
+        Called where recovery is "merge". None if it is unknown this time: then all go back to the last checkpoint.
         """
 
     def merge(self, survivors: Collective) -> None:
-        """Somebody is lost. Bring what the survivors hold together, so that each of them can go on from there.
+        """A worker has failed: combine what the survivors hold, so that each of them can continue from there.
 
-        All of them call this, with a collective of theirs alone. If it raises, this replica is as it was before.
+        All survivors call this, with a collective of their own. If it raises, this replica is as it was before.
         """
 
     def begin(self) -> None:
@@ -151,71 +151,97 @@ class Exchange(Protocol):
     def before_backward(self, weight: float) -> None:
         """Before the backward pass that completes the gradients: they may be exchanged as they become complete.
 
-        A loop of the user's own need not say so.
+        A user's own loop does not call it.
         """
 
     def before_update(self, weight: float) -> bool:
         """The local gradients are complete; `weight` is this worker's part of the step's samples.
 
-        Afterwards the gradient buffer holds what is to be applied. True if the riders now hold the weighted sum over
-        all workers.
+        Afterwards the gradient buffer holds what is to be applied. True if the piggybacked values now
+        hold the weighted sum over all workers.
         """
 
     def update(self) -> None:
-        """Apply what the gradient buffer holds. Left out if the loss is not finite."""
+        """Apply what the gradient buffer holds. Skipped if the loss is not finite."""
 
     def after_update(self, weight: float) -> bool:
-        """The step is done. True if the riders now hold the weighted sum over all workers."""
+        """The step is done. True if the piggybacked values now hold the weighted sum over all workers."""
 
-    def may_go_on(self, limit_s: float) -> bool:
-        """Whether this worker may begin its next step; asked, for asynchronous strategies, until it may."""
+    def may_continue(self, limit_s: float) -> bool:
+        """Whether this worker may begin its next step; polled, for asynchronous strategies, until it may."""
 
     def must_meet(self, step: int) -> bool:
-        """Whether all workers must be at the same place when `step` steps are done."""
+        """Whether all workers must meet when `step` steps are done."""
 
     def shared(self) -> AbstractContextManager[None]:
-        """While this lasts, every replica holds what the workers have in common: what is evaluated and saved."""
+        """A context in which every replica holds the shared model: what is evaluated and saved."""
 
     def settle(self) -> None:
-        """Give every replica what the workers have in common, for good: another strategy takes over."""
+        """Give every replica the shared model for good: another strategy follows."""
 
     def private_state(self) -> dict[str, Any] | None:
-        """What a checkpoint must hold for this worker alone, beside the model and optimiser of the first; or None.
+        """What a checkpoint must hold for this worker alone, beside rank 0's model and optimizer; or None.
 
-        Asked inside `shared`.
+        Called inside `shared`.
         """
 
     def load_private_state(self, state: dict[str, Any]) -> None:
-        """Take up a state from `private_state`."""
+        """Load what an earlier `private_state` returned."""
 
     def carried_state(self) -> dict[str, Any] | None:
-        """What of the private state this worker takes along when it goes on with others."""
+        """The part of the private state that this worker keeps in the next View."""
 
-    def newcomers_state(self) -> dict[str, Any] | None:
-        """What of it a worker needs that takes this one's replica."""
+    def replacement_state(self) -> dict[str, Any] | None:
+        """The part of it that a replacement needs which copies this worker's replica."""
 
     def close(self) -> None:
-        """Release what this exchange holds, and let go of memory that others see. Nobody is waited for."""
+        """Release what this exchange holds, without waiting for other workers."""
 
 
-class PlainExchange:
-    """An `Exchange` that exchanges nothing: each worker trains by itself. Strategies say what they do differently."""
+class HierarchyLevel:
+    """What a hierarchy calls on exchanges whose method declares `fits_inside_group` or `fits_across_groups`."""
 
-    is_asynchronous = False
-    recovery: Recovery = "saved"
+    replica: Replica
 
-    def __init__(self, replica: Replica) -> None:
-        self.replica = replica
+    def agree(self) -> None:
+        """Inside a group: make its replicas equal now. Nothing, if they are equal after every step."""
+
+    def take_from_leader(self) -> None:
+        """Inside a group: rank 0's parameters were replaced; give them to all workers of the group."""
+        parameters = flat.FlatParameters(self.replica.gradients.parameters, what="A hierarchy")
+        values = parameters.read()
+        self.replica.collective.broadcast_(values)
+        parameters.write(values)
+
+    def combine(self, weight: float, round: int) -> None:
+        """Across groups, called by their leaders: exchange now, for the `round`-th time.
+
+        `weight` is the group's part of the samples.
+        """
+        raise NotImplementedError(f"{type(self).__name__} cannot combine what groups hold")
+
+
+class LocalExchange(HierarchyLevel):
+    """An `Exchange` that exchanges nothing: each worker trains by itself. Methods override what they do differently."""
+
+    def __init__(self, replica: Replica, method: Method | None = None) -> None:
+        self.replica, self.method = replica, method or Method()
+
+    @property
+    def is_asynchronous(self) -> bool:
+        return self.method.is_asynchronous
+
+    @property
+    def recovery(self) -> Recovery:
+        return self.method.recovery
 
     def begin(self) -> None:
-        """Everybody takes the first worker's parameters and buffers."""
-        adopt_first(self.replica)
+        """Broadcast rank 0's parameters and buffers."""
+        broadcast_first(self.replica)
 
-    def before_forward(self) -> None:
-        """Nothing."""
+    def before_forward(self) -> None: ...
 
     def before_backward(self, weight: float) -> None:
-        """Nothing."""
         del weight
 
     def before_update(self, weight: float) -> bool:
@@ -224,21 +250,18 @@ class PlainExchange:
         return False
 
     def update(self) -> None:
-        """This worker's own optimiser steps."""
+        """This worker's own optimizer steps."""
         self.replica.optimizer.step()
 
     def after_update(self, weight: float) -> bool:
-        """Nothing."""
         del weight
         return False
 
-    def may_go_on(self, limit_s: float) -> bool:
-        """At once."""
+    def may_continue(self, limit_s: float) -> bool:
         del limit_s
         return True
 
     def must_meet(self, step: int) -> bool:
-        """Never."""
         del step
         return False
 
@@ -252,15 +275,12 @@ class PlainExchange:
         """Nothing: the replicas are equal."""
 
     def private_state(self) -> dict[str, Any] | None:
-        """Nothing."""
         return None
 
     def load_private_state(self, state: dict[str, Any]) -> None:
-        """Nothing."""
         del state
 
-    def effects(self) -> dict[int, int] | None:
-        """Not known."""
+    def committed_steps(self) -> dict[int, int] | None:
         return None
 
     def merge(self, survivors: Collective) -> None:
@@ -268,18 +288,15 @@ class PlainExchange:
         raise NotImplementedError(f"{type(self).__name__} cannot merge what survivors hold")
 
     def carried_state(self) -> dict[str, Any] | None:
-        """All of it."""
         return self.private_state()
 
-    def newcomers_state(self) -> dict[str, Any] | None:
-        """Nothing."""
+    def replacement_state(self) -> dict[str, Any] | None:
         return None
 
-    def close(self) -> None:
-        """Nothing is held."""
+    def close(self) -> None: ...
 
 
-def adopt_first(replica: Replica) -> None:
-    """Give every replica the first worker's parameters and buffers."""
+def broadcast_first(replica: Replica) -> None:
+    """Broadcast rank 0's parameters and buffers."""
     for tensor in [*replica.model.parameters(), *replica.model.buffers()]:
         replica.collective.broadcast_(tensor.detach())

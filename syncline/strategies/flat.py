@@ -47,7 +47,6 @@ class FlatParameters:
         self.numel = sum(p.numel() for p in self.parameters)
 
     def empty(self) -> torch.Tensor:
-        """Room for them."""
         return torch.empty(self.numel, dtype=self.dtype, device=self.device)
 
     def read(self, out: torch.Tensor | None = None) -> torch.Tensor:
@@ -58,7 +57,6 @@ class FlatParameters:
         return out
 
     def write(self, flat: torch.Tensor) -> None:
-        """Overwrite them with `flat`."""
         with torch.no_grad():
             torch._foreach_copy_([p.detach() for p in self.parameters], views_of(flat, self.parameters))
 

@@ -3,8 +3,8 @@
 Here: `GradientBuffer`. Each parameter's `.grad` is a view into a flat tensor that the collective provided. Into a large
 one backward writes straight, so that it can be exchanged meanwhile: autograd then adds to what is there, which has to
 be zero before. Small ones are cheaper to copy: autograd leaves each gradient where it made it, and `attach` moves them.
-A few extra numbers ride at the end (`riders`), so that what all workers must agree on every step (the loss, a wish to
-stop) costs no exchange of its own.
+A few piggybacked values follow the gradients (`piggybacked`): what all workers must agree on in every step (the loss, a
+request to stop) needs no exchange of its own.
 """
 
 from __future__ import annotations
@@ -16,18 +16,14 @@ import torch
 from syncline.comms.collective import Collective
 from syncline.strategies.flat import dense_strides
 
-__all__ = ["WISHES", "GradientBuffer"]
-
 _SMALL_BYTES = 4 * 2**20
-"""Buffers up to this size are not exchanged while backward goes on (`during_backward.py`)."""
-WISHES = slice(2, None)
-"""Which riders are wishes, on which all workers must act at the same step; those before are measurements."""
+"""Buffers up to this size are not exchanged during backward (`overlap.py`)."""
 
 
 class GradientBuffer:
-    """The gradients of `parameters`, flat: one buffer per dtype, and `riders` extra float32 numbers.
+    """The gradients of `parameters`, flat: one buffer per dtype, and `piggybacked` extra float32 numbers.
 
-    A worker alone has nobody to exchange with, so its gradients stay where autograd puts them, unless they are wanted
+    A worker alone exchanges nothing, so its gradients stay where autograd puts them, unless they are wanted
     flat all the same.
     """
 
@@ -35,7 +31,7 @@ class GradientBuffer:
         self,
         parameters: Iterable[torch.nn.Parameter],
         collective: Collective,
-        riders: int,
+        piggybacked: int,
         *,
         is_flat: bool | None = None,
     ) -> None:
@@ -52,12 +48,12 @@ class GradientBuffer:
         """Where each parameter's gradient begins and ends in its flat buffer."""
         self._views: list[tuple[torch.nn.Parameter, torch.Tensor]] = []
         for dtype, members in by_dtype.items():
-            extra = riders if dtype == torch.float32 else 0
+            extra = piggybacked if dtype == torch.float32 else 0
             count = sum(p.numel() for p in members)
             flat = collective.allocate(count + extra, dtype, device)
             self.flats.append(flat)
             if dtype == torch.float32:
-                self.riders = flat[count:]
+                self.piggybacked = flat[count:]
             offset = 0
             for p in members:
                 # The parameter's own strides, so that a channels-last weight gets a channels-last gradient.
@@ -66,7 +62,7 @@ class GradientBuffer:
                 self.places[p] = (offset, offset + p.numel())
                 offset += p.numel()
         self._is_copied = all(flat.numel() * flat.element_size() <= _SMALL_BYTES for flat in self.flats)
-        """Whether autograd makes gradients anew in every step; also for a worker alone, whose buffer holds riders."""
+        """Whether autograd makes gradients anew in every step; also for a worker alone, whose buffer has them."""
         self.attach()
 
     @property
@@ -75,9 +71,9 @@ class GradientBuffer:
         return sum(p.numel() for p in self.parameters)
 
     def zero_(self) -> None:
-        """Forget the gradients and riders, keep the memory."""
+        """Forget the gradients and piggybacked values, keep the memory."""
         if self._is_copied:
-            self.riders.zero_()
+            self.piggybacked.zero_()
             for p in self.parameters:
                 p.grad = None
             return

@@ -1,4 +1,4 @@
-"""The fourth question: how is it encoded? Answers as data; the mathematics is in `algorithms/codecs/`.
+"""The fourth question: how is it encoded? Answers as data; the mathematics is in `comms/codecs/`.
 
 The lossy answers keep what they could not send and add it to the next exchange (error feedback).
 """
@@ -13,58 +13,56 @@ from typing import TYPE_CHECKING
 from syncline.errors import ConfigError
 
 if TYPE_CHECKING:
-    from syncline.algorithms.codecs import Codec
-    from syncline.algorithms.codecs.powersgd import Cut
+    from syncline.comms.codecs import Codec
+    from syncline.comms.collective import Collective
+    from syncline.strategies.reducers import Reducer
 
-__all__ = ["BF16", "Exact", "How", "Int8", "OneBit", "PowerSGD", "TopK"]
+__all__ = ["BF16", "Exact", "How", "Int8", "OneBit", "PowerSGD", "TopK", "WithCodec"]
 
 
-@dataclass(frozen=True)
-class Exact:
-    """As it is: 4 bytes a number."""
+class _Codec:
+    """An encoding as one payload, by the codec of the same name and settings: `Int8` by `Int8Codec`."""
 
     def codec(self) -> Codec:
-        """The codec that does it."""
-        from syncline.algorithms import codecs
+        from syncline.comms import codecs
 
-        return codecs.Exact()
+        made: Codec = getattr(codecs, f"{type(self).__name__}Codec")(**vars(self))
+        return made
+
+    def reducer(self, collective: Collective, shapes: Sequence[Sequence[int]], seed: int) -> Reducer:
+        """Sums flat tensors that are made of parameters of these `shapes`, encoded, over all workers."""
+        from syncline.strategies.reducers import CodecReducer
+
+        del shapes, seed
+        return CodecReducer(None if self == Exact() else self.codec(), collective)
+
+    def wire_bytes(self, shapes: Sequence[Sequence[int]]) -> int:
+        """How many bytes tensors of these shapes take, encoded as one."""
+        return self.codec().wire_bytes(sum(math.prod(shape) for shape in shapes))
 
 
 @dataclass(frozen=True)
-class BF16:
+class Exact(_Codec):
+    """As it is: 4 bytes per number."""
+
+
+@dataclass(frozen=True)
+class BF16(_Codec):
     """Rounded to 16 bits: 2 times smaller."""
 
-    def codec(self) -> Codec:
-        """The codec that does it."""
-        from syncline.algorithms import codecs
 
-        return codecs.BF16()
+@dataclass(frozen=True)
+class Int8(_Codec):
+    """8 bits per number and a scale for each block: 3.9 times smaller."""
 
 
 @dataclass(frozen=True)
-class Int8:
-    """8 bits a number and a scale for each block: 3.9 times smaller."""
-
-    def codec(self) -> Codec:
-        """The codec that does it."""
-        from syncline.algorithms import codecs
-
-        return codecs.Int8()
-
-
-@dataclass(frozen=True)
-class OneBit:
+class OneBit(_Codec):
     """The sign and two values for each block (Seide et al. 2014): 30 times smaller."""
 
-    def codec(self) -> Codec:
-        """The codec that does it."""
-        from syncline.algorithms import codecs
-
-        return codecs.OneBit()
-
 
 @dataclass(frozen=True)
-class TopK:
+class TopK(_Codec):
     """Only the largest `fraction` of the numbers, with their places."""
 
     fraction: float = 0.01
@@ -73,12 +71,6 @@ class TopK:
         is_number = isinstance(self.fraction, (int, float)) and math.isfinite(self.fraction)
         if not is_number or not 0 < self.fraction <= 1:
             raise ConfigError(f"TopK({self.fraction!r}): the fraction must be more than 0 and at most 1, such as 0.01.")
-
-    def codec(self) -> Codec:
-        """The codec that does it."""
-        from syncline.algorithms import codecs
-
-        return codecs.TopK(self.fraction)
 
 
 @dataclass(frozen=True)
@@ -97,11 +89,19 @@ class PowerSGD:
                 "more; 1 to 4 is usual."
             )
 
-    def cut(self, shapes: Sequence[Sequence[int]]) -> Cut:
-        """Which of the parameters with these shapes are sent as two thin matrices, and which as they are."""
-        from syncline.algorithms import codecs
+    def reducer(self, collective: Collective, shapes: Sequence[Sequence[int]], seed: int) -> Reducer:
+        """Sums flat tensors that are made of parameters of these `shapes`, encoded, over all workers."""
+        from syncline.strategies.reducers import PowerSGDReducer
 
-        return codecs.PowerSGD(self.rank).cut(shapes)
+        return PowerSGDReducer(self.rank, shapes, collective, seed)
+
+    def wire_bytes(self, shapes: Sequence[Sequence[int]]) -> int:
+        """How many bytes tensors of these shapes take; only matrices become two thin ones."""
+        from syncline.comms import codecs
+
+        return codecs.powersgd.cut(shapes, self.rank).wire_bytes
 
 
-How = Exact | BF16 | Int8 | OneBit | TopK | PowerSGD
+WithCodec = Exact | BF16 | Int8 | OneBit | TopK
+"""Encodings that can be sent to one other process; PowerSGD needs sums over all workers."""
+How = WithCodec | PowerSGD

@@ -1,9 +1,10 @@
-"""`Own`: a user's own strategy by where it is, and `AnyStrategy`: everything that a strategy can be.
+"""`Own`: a strategy that the user wrote, by where it is.
 
     my_strategy.py:Partial(tau=5)          a class or function in a file
     my_package.my_module:Partial           in a module that Python can import
 
-Here: the type, its text form, and making the strategy. Not here: what such a strategy must do (`exchange.py`).
+Here: the type, its text form, and making the strategy. Not here: what such a strategy declares (`method.py`) and what
+its exchange does (`exchange.py`).
 """
 
 from __future__ import annotations
@@ -22,14 +23,16 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import ModuleType
-from typing import Any
+from typing import TYPE_CHECKING, Any, ClassVar
 
-from syncline.errors import ConfigError, UnknownName, nearest
-from syncline.strategies.hierarchy import Hierarchy
-from syncline.strategies.strategy import Strategy
-from syncline.strategies.switching import Switching
+from syncline.config.spec import literal
+from syncline.errors import ConfigError, UnknownName, check_options, did_you_mean
+from syncline.strategies.method import Method
 
-__all__ = ["AnyStrategy", "Own", "literal"]
+if TYPE_CHECKING:
+    from syncline.strategies.exchange import Exchange, Replica
+
+__all__ = ["Own", "literal"]
 
 
 @dataclass(frozen=True)
@@ -71,8 +74,25 @@ class Own:
         parts = [*map(repr, self.arguments), *(f"{name}={value!r}" for name, value in self.settings.items())]
         return f"{self.where}:{self.name}" + (f"({', '.join(parts)})" if parts else "")
 
+    answers: ClassVar[None] = None
+    """It has none: its method declares what it does."""
+
+    @property
+    def levels(self) -> dict[str, Own]:
+        return {"": self}
+
+    def encoded(self, how: object) -> Own:
+        """`ConfigError`: its exchange decides how it encodes."""
+        raise ConfigError(f"{self} decides itself how it encodes what it sends, so {how} cannot be added to it.")
+
+    @property
+    def method(self) -> Method:
+        """What it declares; its file is loaded for that."""
+        made = self.make()
+        return made if isinstance(made, Method) else _Undeclared(made, str(self))
+
     def make(self) -> Any:
-        """The strategy itself: an object with a method `exchange(replica)`."""
+        """The strategy itself: an object with a method `exchange(replica)`, best a `Method`."""
         where = f"{self.where}:{self.name}"
         module = _load(self.where)
         if not hasattr(module, self.name):
@@ -97,18 +117,15 @@ class Own:
         return made
 
 
-AnyStrategy = Strategy | Hierarchy | Switching | Own
-"""Everything that a strategy can be."""
+class _Undeclared(Method):
+    """The method of a strategy that declares nothing but its exchange."""
 
+    def __init__(self, made: Any, title: str) -> None:
+        self._made, self.title = made, title
 
-def literal(node: ast.expr) -> Any:
-    """A plain value as Python prints it, also `inf` and `nan`, for which it has no literals; `ValueError` otherwise."""
-    return ast.literal_eval(_Infinities().visit(node))
-
-
-class _Infinities(ast.NodeTransformer):
-    def visit_Name(self, node: ast.Name) -> ast.expr:  # the name is ast's
-        return ast.Constant(float(node.id)) if node.id in ("inf", "nan") else node
+    def exchange(self, replica: Replica) -> Exchange:
+        made: Exchange = self._made.exchange(replica)
+        return made
 
 
 def _is_identifier(text: str) -> bool:
@@ -135,7 +152,7 @@ def _survives_printing(value: Any) -> bool:
 
 
 def _load(where: str) -> ModuleType:
-    """The module, or the file as a module; run once however often it is asked for."""
+    """The module, or the file as a module; executed once."""
     if not _is_file(where):
         with _importing_from(Path.cwd()):
             try:
@@ -152,9 +169,8 @@ def _load(where: str) -> ModuleType:
     path = Path(where).expanduser()
     if not path.is_file():
         there = [p.name for p in path.parent.glob("*.py")] if path.parent.is_dir() else []
-        close = nearest(path.name, there, count=1)
-        hint = f" Did you mean '{path.with_name(close[0])}'?" if close else " Check the path; it starts from there."
-        raise ConfigError(f"There is no file '{where}' in {Path.cwd()}.{hint}")
+        hint = did_you_mean(path.name, there) or "Check the path; it is relative to that folder."
+        raise ConfigError(f"There is no file '{where}' in {Path.cwd()}. {hint}")
     path = path.resolve()
     name = f"syncline_own_{path.stem}_{hashlib.sha256(os.fsencode(path)).hexdigest()[:8]}"
     if name in sys.modules:
@@ -195,14 +211,11 @@ def _check_arguments(where: str, maker: Any, arguments: tuple[Any, ...], setting
     try:
         signature = inspect.signature(maker)
     except (TypeError, ValueError):
-        return  # something built in, which does not tell; calling it will
+        return  # built-in callables have no signature; calling it will fail
     takes = f"It takes: {', '.join(signature.parameters) or 'nothing'}."
     takes_any = any(p.kind is p.VAR_KEYWORD for p in signature.parameters.values())
-    for name in settings:
-        if name not in signature.parameters and not takes_any:
-            close = nearest(name, signature.parameters)
-            hint = f" Did you mean {close[0]!r}?" if close else ""
-            raise ConfigError(f"{where} has no setting {name!r}.{hint} {takes}")
+    if not takes_any:
+        check_options(where, settings, signature.parameters, kind="setting")
     try:
         signature.bind(*arguments, **settings)
     except TypeError as error:
@@ -226,4 +239,4 @@ def _check_exchange(where: str, made: Any) -> None:
             f"The method exchange of {where} must take one argument, the worker's replica, but: {error}. {explanation}"
         ) from None
     except ValueError:
-        pass  # something built in, which does not tell
+        pass  # built-in callables have no signature

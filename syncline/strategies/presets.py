@@ -8,16 +8,14 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from syncline.algorithms.outer import block_momentum, elastic, nesterov
+from syncline.compute.outer import block_momentum, elastic, nesterov
 from syncline.config.spec import Spec
 from syncline.strategies.hierarchy import Hierarchy
 from syncline.strategies.how import Exact, Int8, OneBit, TopK
 from syncline.strategies.strategy import Strategy
 from syncline.strategies.what import Gradients, Models, Updates
 from syncline.strategies.when import Async, Every, Layerwise, Stale
-from syncline.strategies.whom import Memory, Neighbours, Rivals, Server
-
-__all__ = ["PRESETS", "Preset"]
+from syncline.strategies.whom import Memory, Neighbors, Rivals, Server
 
 
 @dataclass(frozen=True)
@@ -92,7 +90,7 @@ def _nexus(fraction: float | None = None, largest: int = 2, shards: int = 1) -> 
 
 
 def _gossip(topology: str = "exponential", asynchronous: bool = False) -> Strategy:
-    return Strategy(what=Updates(), when=Async() if asynchronous else Every(1), whom=Neighbours(topology))
+    return Strategy(what=Updates(), when=Async() if asynchronous else Every(1), whom=Neighbors(topology))
 
 
 def _ltfb(steps: int = 100, perturb: float | None = None) -> Strategy:

@@ -5,7 +5,7 @@
     updates | every(10) | int8                      answers; a question that is left out has its usual answer
     hierarchy(inside_host=hogwild, across_hosts=updates | every(5))
     allreduce until epoch 1, then sparknet(10)      one after the other
-    my_strategy.py:Partial(tau=5)                   one's own
+    my_strategy.py:Partial(tau=5)                   one's own, alone, in a phase or in a hierarchy
 
 But for the last two lines the grammar is Python's own for expressions, so that quoting, nesting and numbers behave as
 people expect.
@@ -14,33 +14,33 @@ people expect.
 from __future__ import annotations
 
 import ast
-import dataclasses
 import inspect
 import re
 from collections.abc import Callable
 from typing import Any
 
 from syncline.config.spec import Spec
-from syncline.errors import ConfigError, UnknownName, nearest
+from syncline.errors import ConfigError, UnknownName, check_options
+from syncline.strategies.answers import ANSWERS, OUTERS
 from syncline.strategies.hierarchy import Hierarchy
-from syncline.strategies.own import AnyStrategy, Own, literal
+from syncline.strategies.own import Own, literal
 from syncline.strategies.presets import PRESETS
-from syncline.strategies.strategy import ANSWERS, OUTERS, Strategy
-from syncline.strategies.switching import Phase, Switching, Until
+from syncline.strategies.strategy import Strategy
+from syncline.strategies.switching import AnyStrategy, Phase, Single, Switching, Until
 from syncline.strategies.whom import OPTIMIZERS
-
-__all__ = ["read_strategy"]
 
 _STRING = r"""'(?:\\.|[^'\\])*'|"(?:\\.|[^"\\])*\""""
 _UNTIL = re.compile(r"\s+until\s+(?P<unit>[a-z]+)\s+(?P<number>[^\s,]+)\s*,?\s*then\s+", re.IGNORECASE)
 _OWN = re.compile(r"(?P<where>[^()\[\]{}|=,]+?):(?P<name>\w+)\s*(?P<arguments>\(.*\))?", re.DOTALL)
+_NESTED_OWN = re.compile(r"(?P<where>[^\s()\[\]{}|=,:'\"]+):(?P<name>[A-Za-z_]\w*)")
+_OWN_PREFIX = "own_strategy_"
 _UNREADABLE = (SyntaxError, ValueError, TypeError, RecursionError, MemoryError)
 
 
 def read_strategy(text: str) -> AnyStrategy:
     """The strategy that `text` describes; `ConfigError` says what is wrong with it and what would be right."""
     text = text.strip()
-    # What stands in quotes is nobody's grammar: it is covered up, at equal length, while the text is cut up.
+    # Quoted text is masked, at equal length, while the text is split.
     covered = re.sub(_STRING, lambda quoted: "'" + "." * (len(quoted[0]) - 2) + "'", text)
     if re.search(r"(^|\s)until(\s|$)|,\s*then(\s|$)", covered, re.IGNORECASE):
         return _switching(text, covered)
@@ -54,6 +54,7 @@ def read_strategy(text: str) -> AnyStrategy:
 def _parsed(text: str) -> ast.expr:
     # Names with dashes ('iterative-reduce') are no Python names: inside a word a dash stands for an underscore. And
     # 'async' may not be a name in Python, so that it gets an underscore, too.
+    text, original = _without_own(text), text
     source = re.sub(
         rf"{_STRING}|(?<=[A-Za-z])-(?=[A-Za-z])|(?<![\w-])async(?!\w)",
         lambda found: {"-": "_", "async": "async_"}.get(found[0], found[0]),
@@ -63,9 +64,18 @@ def _parsed(text: str) -> ast.expr:
         return ast.parse(source, mode="eval").body
     except _UNREADABLE:
         raise ConfigError(
-            f"Cannot read the strategy {text!r}. Write a preset such as 'sparknet' or 'diloco(steps=100)', add an "
+            f"Cannot read the strategy {original!r}. Write a preset such as 'sparknet' or 'diloco(steps=100)', add an "
             "encoding with '+ int8', or join answers with '|': 'updates | every(10)'."
         ) from None
+
+
+def _without_own(text: str) -> str:
+    """A hierarchy's text in which each 'file.py:Name' is a Python name, made of its hex digits."""
+    if not text.lower().startswith("hierarchy"):
+        return text
+    parts = re.split(f"({_STRING})", text)  # every second part is quoted
+    parts[::2] = [_NESTED_OWN.sub(lambda found: _OWN_PREFIX + found[0].encode().hex(), part) for part in parts[::2]]
+    return "".join(parts)
 
 
 def _switching(text: str, covered: str) -> Switching:
@@ -89,9 +99,8 @@ def _switching(text: str, covered: str) -> Switching:
     return Switching(tuple(phases), _phase_strategy(text[done:]))
 
 
-def _phase_strategy(text: str) -> Strategy | Hierarchy:
-    # That one cannot switch to or from a strategy of one's own is for the switch itself to say.
-    return read_strategy(text)  # type: ignore[return-value]
+def _phase_strategy(text: str) -> Single:
+    return read_strategy(text)  # type: ignore[return-value]  # the text has no further switch in it
 
 
 def _own(text: str, found: re.Match[str]) -> Own:
@@ -117,17 +126,14 @@ def _own(text: str, found: re.Match[str]) -> Own:
     return Own(where, name, arguments, settings)
 
 
-def _strategy(node: ast.expr) -> Strategy | Hierarchy:
+def _strategy(node: ast.expr) -> Single:
     if isinstance(node, ast.BinOp) and isinstance(node.op, ast.Add):
         base, (question, answer) = _strategy(node.left), _answer(node.right)
         if question != "how":
             raise ConfigError(
                 f"After + comes an encoding ({_names('how')}), not an answer to the question '{question}'."
             )
-        if isinstance(base, Hierarchy):
-            # Where bytes are scarce is between hosts.
-            return dataclasses.replace(base, across_hosts=dataclasses.replace(base.across_hosts, how=answer))
-        return dataclasses.replace(base, how=answer)
+        return base.encoded(answer)
     if isinstance(node, ast.BinOp) and isinstance(node.op, ast.BitOr):
         answers = [_answer(part) for part in _joined(node)]
         questions = [question for question, _ in answers]
@@ -136,6 +142,10 @@ def _strategy(node: ast.expr) -> Strategy | Hierarchy:
                 raise ConfigError(f"The question '{question}' is answered twice. Choose one of: {_names(question)}.")
         return Strategy(**dict(answers))
     name = _name(node)
+    if name.startswith(_OWN_PREFIX):
+        where, _, own = bytes.fromhex(name.removeprefix(_OWN_PREFIX)).decode().rpartition(":")
+        arguments, settings = _arguments(node)
+        return Own(where, own, tuple(map(_plain, arguments)), {key: _plain(value) for key, value in settings.items()})
     if name in PRESETS:
         made: Strategy | Hierarchy = _call(f"The preset {PRESETS[name].name}", PRESETS[name].make, node)
         return made
@@ -147,6 +157,12 @@ def _strategy(node: ast.expr) -> Strategy | Hierarchy:
         return Strategy(**{question: answer})
     known = [*(p.name for p in PRESETS.values()), *ANSWERS, "hierarchy"]
     raise UnknownName.among("strategy", name, known, more="See: syncline strategies.")
+
+
+def _plain(node: ast.expr) -> Any:
+    if (value := _literal(node)) is _NONE:
+        raise ConfigError(f"Cannot read {_shown(node)!r}: a strategy of one's own takes plain values, such as tau=5.")
+    return value
 
 
 def _joined(node: ast.expr) -> list[ast.expr]:
@@ -183,11 +199,7 @@ def _call(what: str, make: Callable[..., Any], node: ast.expr) -> Any:
     parameters = list(inspect.signature(make).parameters)
     takes = f"It takes: {', '.join(parameters)}." if parameters else "It takes none."
     positional, named = _arguments(node)
-    for name in named:
-        if name not in parameters:
-            close = nearest(name, parameters)
-            hint = f" Did you mean {close[0]!r}?" if close else ""
-            raise ConfigError(f"{what} has no setting {name!r}.{hint} {takes}")
+    check_options(what, named, parameters, kind="setting")
     try:
         inspect.signature(make).bind(*positional, **named)
     except TypeError as error:
@@ -197,7 +209,7 @@ def _call(what: str, make: Callable[..., Any], node: ast.expr) -> Any:
     try:
         return make(**values)
     except TypeError:
-        # A number was compared with what is none. Whoever compares says what the number is, once it is one.
+        # A number was compared with something else; the type itself reports numbers out of range.
         shown = ", ".join(f"{name}={_shown(value)}" for name, value in settings.items())
         raise ConfigError(f"{what} cannot be used with {shown}: a value is of the wrong kind. {takes}") from None
 
@@ -221,7 +233,7 @@ def _value(setting: str, node: ast.expr) -> Any:
     if setting == "outer" and isinstance(node, (ast.Name, ast.Call)):
         name = _name(node)
         if name not in OUTERS:
-            raise UnknownName.among("outer optimiser", name, OUTERS)
+            raise UnknownName.among("outer optimizer", name, OUTERS)
         return _call(name, OUTERS[name], node)
     if setting == "optimizer" and isinstance(node, (ast.Name, ast.Call)):
         return _optimizer(node)
@@ -233,7 +245,7 @@ def _value(setting: str, node: ast.expr) -> Any:
 def _optimizer(node: ast.expr) -> Spec:
     name = _name(node)
     if name not in map(str.lower, OPTIMIZERS):
-        raise UnknownName.among("optimiser in torch.optim", name, map(str.lower, OPTIMIZERS))
+        raise UnknownName.among("optimizer in torch.optim", name, map(str.lower, OPTIMIZERS))
     positional, named = _arguments(node)
     if len(positional) > 1 or (positional and "lr" in named):
         raise ConfigError(f"Cannot read {_shown(node)!r}: after the learning rate, every setting needs its name.")

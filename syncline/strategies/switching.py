@@ -12,11 +12,16 @@ from dataclasses import dataclass
 from typing import Literal
 
 from syncline.errors import ConfigError, UnknownName
+from syncline.strategies.answers import quoted
 from syncline.strategies.hierarchy import Hierarchy
-from syncline.strategies.strategy import Strategy, brief, quoted
-from syncline.strategies.what import Models
+from syncline.strategies.methods.switching import MethodPhase, SwitchingMethod
+from syncline.strategies.own import Own
+from syncline.strategies.strategy import Strategy
 
-__all__ = ["Phase", "Switching", "Until"]
+__all__ = ["AnyStrategy", "Phase", "Single", "Switching", "Until"]
+
+Single = Strategy | Hierarchy | Own
+"""A strategy that can be one phase of several."""
 
 _UNITS = ("epoch", "step")
 
@@ -46,7 +51,7 @@ class Until:
 class Phase:
     """A strategy, and how long it lasts."""
 
-    strategy: Strategy | Hierarchy
+    strategy: Single
     until: Until
 
     def __post_init__(self) -> None:
@@ -65,7 +70,7 @@ class Switching:
     """Phases, each with its strategy, and the strategy of all that comes after them."""
 
     phases: tuple[Phase, ...]
-    last: Strategy | Hierarchy
+    last: Single
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "phases", tuple(self.phases))
@@ -83,28 +88,37 @@ class Switching:
                         f"The phase until {unit} {after} comes after the one until {unit} {before}, so it would be "
                         f"over before it begins. Put them in order, or write 'until {unit} {before + 1}' or later."
                     )
-        competing = [isinstance(s, Strategy) and isinstance(s.what, Models) for s in self.strategies]
-        if any(competing) and not all(competing):
-            alone = self.strategies[competing.index(True)]
-            assert isinstance(alone, Strategy)
+        competing = [strategy for strategy in self.strategies if strategy.method.competes]
+        if competing and len(competing) < len(self.strategies):
             raise ConfigError(
-                "Models that compete are each worker's own, and other strategies go on from one model that all share: "
-                "between the two there is no switching without throwing all models but one away. "
-                f"Use {quoted(brief(alone))} from beginning to end, or the others without it."
-            )
+                "Competing models are each worker's own, and other strategies continue from one shared model: "
+                f"switching between the two would discard all models but one. Use "
+                f"{quoted(str(competing[0]))} for the whole run, or the others without it.",
+                code="cannot-switch", strategy=str(competing[0]),
+            )  # fmt: skip
 
     @property
-    def strategies(self) -> tuple[Strategy | Hierarchy, ...]:
+    def strategies(self) -> tuple[Single, ...]:
         """All of them, in order."""
         return (*(phase.strategy for phase in self.phases), self.last)
+
+    @property
+    def method(self) -> SwitchingMethod:
+        ended = [MethodPhase(p.strategy.method, str(p.strategy), p.until.unit, p.until.number) for p in self.phases]
+        return SwitchingMethod((*ended, MethodPhase(self.last.method, str(self.last))))
 
     def __str__(self) -> str:
         return ", then ".join(str(part) for part in (*self.phases, self.last))
 
 
 def _check_kind(strategy: object) -> None:
-    if not isinstance(strategy, (Strategy, Hierarchy)):
+    if not isinstance(strategy, Single):
         raise ConfigError(
-            f"One cannot switch to or from {strategy}: only strategies made of the four answers, and hierarchies of "
-            "such, know how to take over from each other. Write, for example, 'allreduce until epoch 1, then sparknet'."
-        )
+            f"Cannot switch to or from {strategy}: a phase is a strategy of four answers, a hierarchy or one of your "
+            "own. Write, for example, 'allreduce until epoch 1, then sparknet'.",
+            code="cannot-switch", strategy=str(strategy),
+        )  # fmt: skip
+
+
+AnyStrategy = Strategy | Hierarchy | Switching | Own
+"""Everything that a strategy can be."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass, field
 
-from syncline.algorithms.outer import OuterOptimiser, average
+from syncline.compute.outer import OuterOptimizer, average
 from syncline.errors import ConfigError, UnknownName
 
 __all__ = ["Gradients", "Models", "Updates", "What"]
@@ -15,40 +15,40 @@ _SCORES = ("loss", "accuracy")
 
 @dataclass(frozen=True)
 class Gradients:
-    """Gradients, before the optimiser steps: all workers apply the same one."""
+    """Gradients, before the optimizer steps: all workers apply the same one."""
 
 
 @dataclass(frozen=True)
 class Updates:
-    """Each worker steps by itself; what it changed since the last exchange is combined by an outer optimiser."""
+    """Each worker steps by itself; what it changed since the last exchange is combined by an outer optimizer."""
 
-    outer: OuterOptimiser = field(default_factory=average)
+    outer: OuterOptimizer = field(default_factory=average)
     optimizer_state: bool = False
-    """Whether the optimisers' own state (momentum, say) is averaged, too."""
+    """Whether the optimizers' own state (momentum, say) is averaged, too."""
 
     def __post_init__(self) -> None:
         if not hasattr(self.outer, "step"):
             raise ConfigError(
-                f"updates(outer={self.outer!r}): the outer optimiser must be one of average, sgd, nesterov, "
+                f"updates(outer={self.outer!r}): the outer optimizer must be one of average, sgd, nesterov, "
                 "block_momentum and elastic, such as nesterov(lr=0.7, momentum=0.9)."
             )
         if not isinstance(self.optimizer_state, bool):
             raise ConfigError(
-                f"updates(optimizer_state={self.optimizer_state!r}): whether the optimisers' state is averaged, too, "
+                f"updates(optimizer_state={self.optimizer_state!r}): whether the optimizers' state is averaged, too, "
                 "must be True or False."
             )
 
 
 @dataclass(frozen=True)
 class Models:
-    """Whole models compete: of two, the one with the better score goes on in both places."""
+    """Whole models compete: two workers continue with the one of their models that has the better score."""
 
     score: str = "loss"
     """What is compared on the held-out data: the loss (lower is better) or the accuracy."""
     held_out: float = 0.02
-    """The part of the training data that nobody trains on and tournaments are decided by."""
+    """The part of the training data that is held out for scoring models."""
     perturb: float | None = None
-    """By which factor a winner's hyper-parameters vary when they are passed on; None: not at all."""
+    """The factor by which a winner's hyperparameters vary when they are passed on; None: they do not."""
 
     def __post_init__(self) -> None:
         if self.score not in _SCORES:

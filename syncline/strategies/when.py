@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from types import MappingProxyType
+from typing import ClassVar
 
 from syncline.errors import ConfigError
 
@@ -21,9 +23,28 @@ class Every:
             raise ConfigError(f"Every({self.steps!r}): the number of steps between exchanges must be 1 or more.")
 
 
+class _AtOwnPace:
+    """What parameter servers ask: how often each parameter is pushed and fetched, given its size."""
+
+    is_by_layer: ClassVar[bool] = False
+    push: int = 1
+    fetch: int = 1
+    rates: Mapping[str, int] = MappingProxyType({})
+    bound: int | None = None
+    """How many steps a worker may be ahead of the slowest; None: any number."""
+
+    def push_rates(self, sizes: Mapping[str, int]) -> dict[str, int]:
+        """Every how many steps each parameter is pushed."""
+        return dict.fromkeys(sizes, self.push)
+
+    def fetch_rates(self, sizes: Mapping[str, int]) -> dict[str, int]:
+        """Every how many steps each parameter is fetched."""
+        return dict.fromkeys(sizes, self.fetch)
+
+
 @dataclass(frozen=True)
-class Async:
-    """Each worker at its own pace, waiting for nobody.
+class Async(_AtOwnPace):
+    """Each worker at its own pace, without waiting for others.
 
     Gradients are added up and pushed every `push` steps; parameters are fetched every `fetch` steps. In between a
     worker trains the parameters that it has.
@@ -40,10 +61,15 @@ class Async:
                     "be 1 or more."
                 )
 
+    @property
+    def rhythm(self) -> str:
+        sums = " (gradients add up in between)" if self.push > 1 else ""
+        return f"it pushes every {self.push} steps{sums} and fetches every {self.fetch}"
+
 
 @dataclass(frozen=True)
-class Stale:
-    """Each worker at its own pace, but nobody more than `bound` steps ahead of the slowest; 0 is in step."""
+class Stale(_AtOwnPace):
+    """Each worker at its own pace, but at most `bound` steps ahead of the slowest; 0 is lock-step."""
 
     bound: int = 3
 
@@ -54,9 +80,13 @@ class Stale:
                 "or more; 3 is usual."
             )
 
+    @property
+    def rhythm(self) -> str:
+        return f"in every step, at most {self.bound} steps ahead of the slowest"
+
 
 @dataclass(frozen=True)
-class Layerwise:
+class Layerwise(_AtOwnPace):
     """A rate for each layer: small and important ones often, large ones seldom.
 
     A parameter whose name starts with a key of `rates` is exchanged every that many steps (of several keys the longest
@@ -67,6 +97,7 @@ class Layerwise:
     rates: Mapping[str, int] = field(default_factory=dict, hash=False)
     others: int = 1
     largest: int = 2
+    is_by_layer: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
         if not isinstance(self.rates, Mapping):
@@ -74,7 +105,7 @@ class Layerwise:
                 f"layerwise(rates={self.rates!r}): the rates are written as {{'name': steps}}, where a name is the "
                 "beginning of a parameter's name, such as {'fc': 4}."
             )
-        object.__setattr__(self, "rates", dict(self.rates))  # nobody can change it from outside
+        object.__setattr__(self, "rates", dict(self.rates))  # a copy, which cannot be changed from outside
         for name, steps in self.rates.items():
             if not isinstance(name, str) or not name:
                 raise ConfigError(
@@ -92,6 +123,17 @@ class Layerwise:
                     f"layerwise({name}={getattr(self, name)!r}): the number of steps between exchanges must be 1 or "
                     "more."
                 )
+
+    @property
+    def rhythm(self) -> str:
+        named = [f"parameters named {name}... every {steps} steps" for name, steps in self.rates.items()]
+        return ", ".join([*named, f"the largest every {self.largest} steps", f"all others every {self.others} steps"])
+
+    def push_rates(self, sizes: Mapping[str, int]) -> dict[str, int]:
+        return self.rate_of(sizes)
+
+    def fetch_rates(self, sizes: Mapping[str, int]) -> dict[str, int]:
+        return self.rate_of(sizes)
 
     def rate_of(self, sizes: Mapping[str, int]) -> dict[str, int]:
         """Every how many steps each parameter is exchanged, given how many numbers each of them has."""

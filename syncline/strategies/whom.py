@@ -1,6 +1,6 @@
 """The third question: with whom? Answers as data.
 
-Free of torch, so that a mistake is answered before any process starts: the names that torch and `algorithms/mixing.py`
+Free of torch, so that a mistake is answered before any process starts: the names that torch and `comms/mixing.py`
 know are repeated here, and tests compare the two.
 """
 
@@ -10,12 +10,12 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from syncline.config.spec import Spec
-from syncline.errors import ConfigError, UnknownName, nearest
+from syncline.errors import ConfigError, UnknownName, check_options
 
-__all__ = ["OPTIMIZERS", "TOPOLOGIES", "Everyone", "Memory", "Neighbours", "Rivals", "Server", "Whom", "optimizer_spec"]
+__all__ = ["OPTIMIZERS", "TOPOLOGIES", "Everyone", "Memory", "Neighbors", "Rivals", "Server", "Whom", "optimizer_spec"]
 
 TOPOLOGIES = ("exponential", "random", "ring", "static-exponential", "torus")
-"""The graphs on which neighbours may be chosen."""
+"""The graphs on which neighbors may be chosen."""
 
 _COMMON = ("lr", "foreach", "maximize", "differentiable")
 OPTIMIZERS: Mapping[str, tuple[str, ...]] = {
@@ -39,7 +39,7 @@ OPTIMIZERS: Mapping[str, tuple[str, ...]] = {
     "SGD": (*_COMMON, "momentum", "dampening", "weight_decay", "nesterov", "fused"),
     "SparseAdam": ("lr", "betas", "eps", "maximize"),
 }  # fmt: skip
-"""The optimisers of torch.optim, as torch spells them, and the settings of each."""
+"""The optimizers of torch.optim, as torch spells them, and the settings of each."""
 
 
 @dataclass(frozen=True)
@@ -54,7 +54,7 @@ class Server:
     shards: int = 1
     """Over how many server processes the parameters are spread."""
     optimizer: Spec | None = field(default=None, hash=False)
-    """What the servers step with: an optimiser of torch.optim. None: the task's own."""
+    """What the servers step with: an optimizer of torch.optim. None: the task's own."""
 
     def __post_init__(self) -> None:
         if isinstance(self.shards, bool) or not isinstance(self.shards, int) or self.shards < 1:
@@ -64,7 +64,7 @@ class Server:
 
 
 @dataclass(frozen=True)
-class Neighbours:
+class Neighbors:
     """With a few others on a graph: gossip. What one worker knows reaches all in a few rounds."""
 
     topology: str = "exponential"
@@ -86,26 +86,21 @@ class Rivals:
     """With one other worker, drawn anew each time: a tournament."""
 
 
-Whom = Everyone | Server | Neighbours | Memory | Rivals
+Whom = Everyone | Server | Neighbors | Memory | Rivals
 
 
 def optimizer_spec(wanted: Spec) -> Spec:
-    """An optimiser for a server, its name as torch spells it; `ConfigError` if there is none such."""
+    """An optimizer for a server, its name as torch spells it; `ConfigError` if there is none such."""
     by_lower = {name.lower(): name for name in OPTIMIZERS}
     name = by_lower.get(wanted.name.lower())
     if name is None:
-        raise UnknownName.among("optimiser in torch.optim", wanted.name, OPTIMIZERS)
+        raise UnknownName.among("optimizer in torch.optim", wanted.name, OPTIMIZERS)
     if name == "LBFGS":
         raise ConfigError(
             "LBFGS cannot step at a server: it evaluates the loss several times in a step, and a server has neither "
             "model nor data. Use server(optimizer=sgd(lr=0.1, momentum=0.9)), for example."
         )
-    for option in wanted.options:
-        if option not in OPTIMIZERS[name]:
-            close = nearest(option, OPTIMIZERS[name])
-            hint = f" Did you mean {close[0]!r}?" if close else ""
-            takes = ", ".join(OPTIMIZERS[name])
-            raise ConfigError(f"The optimiser {name.lower()} has no setting {option!r}.{hint} It takes: {takes}.")
+    check_options(f"The optimizer {name.lower()}", wanted.options, OPTIMIZERS[name], kind="setting")
     rate = wanted.options.get("lr", 1.0)
     if isinstance(rate, bool) or not isinstance(rate, (int, float)) or not rate > 0:
         raise ConfigError(f"The learning rate of {name.lower()} is {rate!r}, but it must be a number above 0.")

@@ -1,1 +1,1 @@
-"""What happened, as events: the only bridge from a run to whatever shows, reports or compares it."""
+"""The events of a run and its directory: the only interface between a run and the views, reports and benchmarks."""

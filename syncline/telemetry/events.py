@@ -1,7 +1,9 @@
-"""The events of a run. One JSON object a line in `events.jsonl`, the kind under the key `event`, the time under `time`.
+"""The events of a run, one JSON object per line in `events.jsonl`: `event` holds the type, `time` the Unix time.
 
-Here: their types and their text form. Not here: who emits them (`recorder.py`, driver) and who reads them
-(`reader.py`, views, reports).
+Every event names workers by `worker_id`, the permanent number of a worker, and never by its rank in a View.
+
+Here: the types and their JSON form. Not here: emitting them (`recorder.py`, workers, coordinator, driver) or reading
+them (`run_dir.py`, observe).
 """
 
 from __future__ import annotations
@@ -11,14 +13,8 @@ from typing import Any
 
 import msgspec
 
-__all__ = [
-    "WAITING", "CheckpointSaved", "Contest", "Evaluated", "Event", "Exchanged", "Logged", "Noted", "Progress",
-    "RunEnded", "RunStarted", "StrategySwitched", "Summary", "Warned", "WentOn", "WorkerFailure", "WorkerLost",
-    "WorkerOutput", "WorkerReady", "WorkerSlow", "from_dict", "to_dict", "to_line",
-]  # fmt: skip
-
 WAITING = "waiting"
-"""The phase of a step that is no part of it: what a worker waited for others, where the transport can tell."""
+"""The phase in which a worker waits for others, where the transport can measure it. Not counted as work."""
 
 
 class _Event(msgspec.Struct, frozen=True, kw_only=True, tag_field="event"):
@@ -26,7 +22,7 @@ class _Event(msgspec.Struct, frozen=True, kw_only=True, tag_field="event"):
 
 
 class RunStarted(_Event, frozen=True, kw_only=True, tag="run_started"):
-    """The plan is made and the workers are being started."""
+    """The plan is made; the engine starts the workers."""
 
     run_dir: str
     plan: dict[str, Any]
@@ -37,18 +33,18 @@ class RunStarted(_Event, frozen=True, kw_only=True, tag="run_started"):
 class WorkerReady(_Event, frozen=True, kw_only=True, tag="worker_ready"):
     """A worker is about to take its first step."""
 
-    rank: int
+    worker_id: int
     pid: int
     parameters: int
     collective: str
     expected_bytes_per_step: float | None = None
-    """What the worker should send in a step on average, by theory."""
+    """Theoretical average of the bytes that this worker sends per step."""
 
 
 class Progress(_Event, frozen=True, kw_only=True, tag="progress"):
-    """What one worker did since its last event of this kind."""
+    """What one worker did since its previous Progress event."""
 
-    rank: int
+    worker_id: int
     epoch: int
     step: int
     samples: int
@@ -61,49 +57,48 @@ class Progress(_Event, frozen=True, kw_only=True, tag="progress"):
     phases: dict[str, float] = {}
 
 
-class Exchanged(_Event, frozen=True, kw_only=True, tag="exchanged"):
-    """What one worker's strategy did since its last event of this kind."""
+class ExchangeStats(_Event, frozen=True, kw_only=True, tag="exchange_stats"):
+    """What one worker exchanged since its previous ExchangeStats event."""
 
-    rank: int
+    worker_id: int
     step: int
     steps: int
-    """How many steps the worker took in this time."""
+    """Steps taken in this interval."""
     exchanges: int
-    """How often it exchanged."""
     bytes_sent: int
-    """What it made known to others, as counted at the transport."""
+    """Bytes sent to other processes, counted at the transport."""
     bytes_received: int = 0
-    """What a server sent to this worker alone; 0 where what is sent is for everybody."""
+    """Bytes that a server sent to this worker alone; 0 for collectives."""
     staleness: dict[int, int] = {}
-    """How many of its updates were applied when so many others had been since the parameters were read."""
+    """Histogram: number of other updates applied since the parameters were read -> number of own updates."""
     disagreement: float | None = None
-    """How far its parameters were from what all have in common, relative to that, before the last exchange."""
+    """Relative distance of its parameters from the average of all workers, before the last exchange."""
 
 
-class Contest(_Event, frozen=True, kw_only=True, tag="contest"):
-    """Two models met in a tournament, as seen by one of the two workers."""
+class TournamentMatch(_Event, frozen=True, kw_only=True, tag="tournament_match"):
+    """Two models competed in a tournament round, as seen by one of the two workers."""
 
-    rank: int
+    worker_id: int
     step: int
     round: int
-    rival: int
+    opponent_id: int
     own_score: float
-    rival_score: float
-    took_over: bool
-    """Whether this worker goes on with its rival's model."""
+    opponent_score: float
+    adopted: bool
+    """Whether this worker adopted its opponent's model."""
     hyperparameters: dict[str, float] = {}
-    """What it goes on with."""
+    """Its hyperparameters after the match."""
 
 
 class StrategySwitched(_Event, frozen=True, kw_only=True, tag="strategy_switched"):
-    """From this step on, the workers keep in agreement in another way."""
+    """The workers use another synchronization strategy from this step on."""
 
     step: int
     strategy: str
 
 
 class Evaluated(_Event, frozen=True, kw_only=True, tag="evaluated"):
-    """The test data was evaluated after `epoch` epochs."""
+    """The model was evaluated on the test data after `epoch` epochs."""
 
     epoch: int
     step: int
@@ -111,10 +106,10 @@ class Evaluated(_Event, frozen=True, kw_only=True, tag="evaluated"):
     seconds: float
 
 
-class Logged(_Event, frozen=True, kw_only=True, tag="logged"):
-    """Numbers that the user's own loop reported."""
+class MetricsLogged(_Event, frozen=True, kw_only=True, tag="metrics_logged"):
+    """Metrics that the user's own loop logged."""
 
-    rank: int
+    worker_id: int
     step: int
     metrics: dict[str, float]
 
@@ -128,87 +123,88 @@ class CheckpointSaved(_Event, frozen=True, kw_only=True, tag="checkpoint_saved")
     seconds: float
 
 
-class Noted(_Event, frozen=True, kw_only=True, tag="noted"):
-    """Something that is good to know: what was found out by measuring, say."""
+class InfoMessage(_Event, frozen=True, kw_only=True, tag="info"):
+    """Information for the user, such as the result of tuning."""
 
     message: str
     details: dict[str, Any] = {}
 
 
-class Warned(_Event, frozen=True, kw_only=True, tag="warned"):
-    """Something the user should know that did not stop the run."""
+class WarningMessage(_Event, frozen=True, kw_only=True, tag="warning"):
+    """A problem that did not stop the run."""
 
     message: str
-    rank: int | None = None
+    worker_id: int | None = None
 
 
 class WorkerOutput(_Event, frozen=True, kw_only=True, tag="worker_output"):
-    """A line that a worker's code printed."""
+    """A line that the user's code printed on a worker."""
 
-    rank: int
+    worker_id: int
     text: str
 
 
-class WorkerLost(_Event, frozen=True, kw_only=True, tag="worker_lost"):
-    """A process was lost, and the run goes on."""
+class WorkerFailure(_Event, frozen=True, kw_only=True, tag="worker_failure"):
+    """A worker or server process failed, and the run continues."""
 
-    rank: int
+    worker_id: int
     name: str
     cause: str
     step: int
     workers: int
-    """How many workers are left."""
+    """Number of workers left."""
     is_replaced: bool
     detail: str = ""
 
 
-class WentOn(_Event, frozen=True, kw_only=True, tag="went_on"):
-    """The first step in a new View is done."""
+class Recovered(_Event, frozen=True, kw_only=True, tag="recovered"):
+    """The members of a new View completed their first step: the run recovered from a failure, or a worker joined."""
 
     view: int
     members: list[int]
+    """The worker ids of the members, in the order of their ranks."""
     step: int
-    """How many steps are done with this one."""
-    redone: int = 0
-    """How many steps the run went back."""
-    made_up: int = 0
-    """How many samples are made up for that were dealt out before."""
+    """Steps completed, including this one."""
+    repeated_steps: int = 0
+    """Steps that the run went back to its last checkpoint."""
+    repeated_samples: int = 0
+    """Samples of the failed worker that the others train on again."""
     seconds: float = 0.0
-    """From when this worker noticed to this event."""
-    bytes_of_state: int = 0
-    """How much live state travelled between workers."""
+    """Time from detecting the change of members to this event."""
+    state_bytes: int = 0
+    """Bytes of live state sent between workers."""
 
 
 class WorkerSlow(_Event, frozen=True, kw_only=True, tag="worker_slow"):
-    """A worker needs much longer for its own part of a step than the others, or does so no longer."""
+    """A worker became a straggler (`is_slow`), or stopped being one."""
 
-    rank: int
+    worker_id: int
     step: int
     is_slow: bool
     work_s: float
-    """What it needs for a step, without waiting for others."""
-    others_s: float
-    """What the others need, in the middle."""
-    mostly: str
-    """In which part of the step it lags most."""
+    """Its time per step, without waiting for others."""
+    median_s: float
+    """The median of the other workers' times."""
+    slowest_phase: str
+    """The phase of the step in which it lags most."""
 
 
-class WorkerFailure(_Event, frozen=True, kw_only=True, tag="worker_failure"):
-    """A worker ended before its work did; `message` is the first cause, whole."""
+class FatalFailure(_Event, frozen=True, kw_only=True, tag="fatal_failure"):
+    """The worker failure that ended the run; `message` is the first cause in full."""
 
-    rank: int
+    worker_id: int
     message: str
 
 
 class RunEnded(_Event, frozen=True, kw_only=True, tag="run_ended"):
-    """The last event of a run that did not reach its end: why, and how to go on."""
+    """The last event of a run that did not complete: why, and how to resume it."""
 
     reason: str
     message: str
 
 
 class Summary(_Event, frozen=True, kw_only=True, tag="summary"):
-    """The last event of a run that reached its end."""
+    """The last event of a run that completed or stopped early on request."""
 
     metrics: dict[str, float]
     samples_per_s: float
@@ -219,12 +215,13 @@ class Summary(_Event, frozen=True, kw_only=True, tag="summary"):
     run_dir: str
     stopped_early: bool = False
     peak_memory_bytes: dict[int, int] = {}
-    """The most memory that each worker had in use while training, by its number."""
+    """Peak memory of each worker while training, by worker id."""
 
 
 Event = (
-    RunStarted | WorkerReady | Progress | Exchanged | Contest | StrategySwitched | Evaluated | Logged | CheckpointSaved
-    | Noted | Warned | WorkerOutput | WorkerLost | WentOn | WorkerSlow | WorkerFailure | RunEnded | Summary
+    RunStarted | WorkerReady | Progress | ExchangeStats | TournamentMatch | StrategySwitched | Evaluated
+    | MetricsLogged | CheckpointSaved | InfoMessage | WarningMessage | WorkerOutput | WorkerFailure | Recovered
+    | WorkerSlow | FatalFailure | RunEnded | Summary
 )  # fmt: skip
 
 _encoder = msgspec.json.Encoder()
@@ -236,12 +233,12 @@ def to_line(event: Event) -> bytes:
 
 
 def to_dict(event: Event) -> dict[str, Any]:
-    """The event as plain data, for the control channel."""
+    """The event as builtin types, for the control channel."""
     data: dict[str, Any] = msgspec.to_builtins(event)
     return data
 
 
 def from_dict(data: dict[str, Any]) -> Event:
-    """The event that `to_dict` or a line of JSON described."""
+    """Rebuild an event from `to_dict` or a parsed line of JSON."""
     event: Event = msgspec.convert(data, Event, str_keys=True)  # the keys of JSON objects are strings
     return event

@@ -1,6 +1,6 @@
-"""What a classifier got right and wrong on the test data, as a run leaves it: `RUN/predictions.json`.
+"""A classifier's predictions on the test data: `RUN/predictions.json`.
 
-Here: the type and its file. Not here: who finds it out (`workers/predicting.py`) and who shows it (`report/`).
+Here: the type and its file. Not here: computing them (`workers/predicting.py`) and showing them (`observe/report/`).
 """
 
 from __future__ import annotations
@@ -11,11 +11,9 @@ import msgspec
 
 from syncline.telemetry.run_dir import RunDir
 
-__all__ = ["Example", "Pair", "Picture", "Predictions", "read_predictions", "write_predictions"]
-
 
 class Picture(msgspec.Struct, frozen=True):
-    """An input that can be looked at: rows of bytes, grey (1 channel) or red, green, blue (3 channels)."""
+    """An input as an image: rows of bytes, grayscale (1 channel) or RGB (3 channels)."""
 
     width: int
     height: int
@@ -24,18 +22,18 @@ class Picture(msgspec.Struct, frozen=True):
 
 
 class Example(msgspec.Struct, frozen=True):
-    """A test sample that was classified wrongly."""
+    """A misclassified test sample."""
 
     index: int
     target: int
     predicted: int
     confidence: float
-    """The probability that the model gave to its answer."""
+    """The predicted probability of the predicted class."""
     picture: Picture | None = None
 
 
 class Pair(msgspec.Struct, frozen=True, array_like=True):
-    """How often this class was taken for that one."""
+    """How often class `target` was predicted as `predicted`."""
 
     target: int
     predicted: int
@@ -43,7 +41,7 @@ class Pair(msgspec.Struct, frozen=True, array_like=True):
 
 
 class Predictions(msgspec.Struct, frozen=True, kw_only=True):
-    """All test samples by class and answer, and the wrong answers that the model was surest of."""
+    """Counts of all test samples by true and predicted class, and the most confident mistakes."""
 
     epoch: int
     step: int
@@ -53,25 +51,24 @@ class Predictions(msgspec.Struct, frozen=True, kw_only=True):
     class_names: list[str] | None = None
 
     def name_of(self, number: int) -> str:
-        """A class, for people."""
         return self.class_names[number] if self.class_names and number < len(self.class_names) else str(number)
 
 
 def write_predictions(run_dir: RunDir, found: Predictions) -> None:
-    """Replace what the run knew before."""
+    """Replace the run's earlier predictions."""
     run_dir.write(run_dir.predictions, msgspec.json.encode(found))
 
 
 def read_predictions(path: Path) -> Predictions | None:
-    """What is in the file; None if there is none, or it is not what it should be."""
+    """The file's content; None if it is missing or invalid."""
     try:
         found = msgspec.json.decode(path.read_bytes(), type=Predictions)
     except (OSError, msgspec.DecodeError):
         return None
-    return found if _makes_sense(found) else None
+    return found if _is_consistent(found) else None
 
 
-def _makes_sense(found: Predictions) -> bool:
+def _is_consistent(found: Predictions) -> bool:
     classes = range(found.classes)
     pictures = [e.picture for e in found.examples if e.picture is not None]
     return (

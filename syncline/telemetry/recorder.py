@@ -1,7 +1,6 @@
-"""Collecting what a worker does, cheaply enough for the hot path.
+"""`Recorder`: aggregates a worker's steps into a few events per second, cheaply enough for the hot path.
 
-Here: `Recorder`, which adds up steps and hands over an event a few times a second. Not here: sending the events
-(`workers/link.py`).
+Not here: sending the events (`workers/link.py`).
 """
 
 from __future__ import annotations
@@ -11,49 +10,46 @@ import time
 from collections import deque
 from collections.abc import Callable
 
-from syncline.data.order import Position
+from syncline.data.assignment import Position
 from syncline.telemetry.events import WAITING, Event, Progress
 
-__all__ = ["PHASES", "Recorder"]
-
 PHASES = ("data", "forward", "backward", "exchange", "update")
-"""The named moments of a step, in order."""
+"""The phases of a step, in order."""
 
 _INTERVAL_S = 0.25
 
 
 class Recorder:
-    """One worker's events. `mark` and `step` are called by the training thread, `drain` by any other."""
+    """One worker's events. The training thread calls `mark` and `step`; another thread calls `drain`."""
 
-    def __init__(self, rank: int) -> None:
-        self.rank = rank
+    def __init__(self, worker_id: int) -> None:
+        self.worker_id = worker_id
         self.last_step = 0
         self.waits = True
-        """Whether the loop waits for others just now, or does something of which nobody knows how long it takes."""
+        """Whether the loop waits for other workers, or does something of unknown duration."""
         self.total_samples = 0
         self.total_seconds = 0.0
         self.count_bytes: Callable[[], int] = lambda: 0
-        """How many bytes this worker has sent in all; whoever sends knows."""
+        """Total bytes sent by this worker; set by the strategy."""
         self.count_waiting: Callable[[], float] = lambda: 0.0
-        """For how long this worker has waited for others in all; whoever exchanges knows."""
-        self.also_flush: Callable[[bool], None] = lambda is_last: None  # noqa: ARG005  # nobody has asked yet
-        """Called with every flush: with True if nothing more comes for a while."""
+        """Total seconds spent waiting for other workers; set by the collective."""
+        self.also_flush: Callable[[bool], None] = lambda is_last: None  # noqa: ARG005  # until a StrategyRecorder sets it
+        """Called with every flush; True if training pauses after it."""
         self._bytes_before, self._waited_before = 0, 0.0
         self._events: deque[Event] = deque()
         self._last_mark = self._window_start = time.perf_counter()
         self._reset()
 
     def emit(self, event: Event) -> None:
-        """Hand over an event as it is."""
         self._events.append(event)
 
     def start(self) -> None:
-        """Begin timing here: what came before belongs to no step."""
+        """Start timing: what came before belongs to no step."""
         self._last_mark = self._window_start = time.perf_counter()
         self._waited_before = self.count_waiting()
 
     def mark(self, phase: str) -> None:
-        """The time since the last mark was spent on `phase`, and on waiting for others in the middle of it."""
+        """Attribute the time since the last mark to `phase`, minus the waiting measured meanwhile."""
         now, waited = time.perf_counter(), self.count_waiting()
         spent, waiting = now - self._last_mark, waited - self._waited_before
         if waiting > 0:
@@ -68,7 +64,7 @@ class Recorder:
     def step(
         self, position: Position, samples: int, batch: int, loss: float | None, correct: float | None, lr: float
     ) -> None:
-        """A step is complete: `samples` here out of `batch`; `loss` and `correct` are over all workers.
+        """Count a completed step: `samples` of the `batch` on this worker; `loss` and `correct` over all workers.
 
         `position` is the one after the step.
         """
@@ -86,7 +82,7 @@ class Recorder:
             self.flush(position, lr, is_last=False)
 
     def flush(self, position: Position, lr: float, *, is_last: bool = True) -> None:
-        """Make an event of what was added up."""
+        """Emit a Progress event for the steps since the last one."""
         self.also_flush(is_last)
         if self._steps == 0:
             return
@@ -94,7 +90,7 @@ class Recorder:
         bytes_now = self.count_bytes()
         self.emit(
             Progress(
-                rank=self.rank,
+                worker_id=self.worker_id,
                 epoch=position.epoch,
                 cursor=position.cursor,
                 step=position.step,

@@ -1,17 +1,18 @@
-"""A run's directory: where each thing lies, writing events to it and reading them back.
+"""A run's directory: its paths, and writing and reading events.
 
-    RUN/plan.json  config.json  events.jsonl  ledger.jsonl  summary.json  predictions.json  task.payload
+    RUN/plan.json  config.json  events.jsonl  ledger.jsonl  summary.json  predictions.json  task.bin
         logs/worker-0.log  checkpoints/
 
-Here: paths and the event file. Not here: what a checkpoint holds (`checkpoint/`). Reading works on a run that is live,
-finished or crashed: a last line that is cut off is left out.
+Here: paths and the event file. Not here: the content of checkpoints (`checkpoint/`). Live, finished and crashed runs
+can be read: an incomplete last line is skipped.
 """
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -20,27 +21,33 @@ import msgspec
 from syncline.errors import ConfigError
 from syncline.telemetry.events import Event, from_dict, to_line
 
-__all__ = ["EventLog", "RunDir"]
-
 
 class RunDir:
     """The paths inside a run directory."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
+        self.config = path / "config.json"  # the settings, for resuming
+        self.plan = path / "plan.json"
+        self.events = path / "events.jsonl"
+        self.ledger = path / "ledger.jsonl"  # which step used each sample
+        self.summary = path / "summary.json"  # the Summary event of a completed run
+        self.predictions = path / "predictions.json"  # a classifier's, on the test data
+        self.task_file = path / "task.bin"  # the serialized task that workers load
+        self.checkpoints = path / "checkpoints"
 
     @classmethod
     def existing(cls, path: Path) -> RunDir:
-        """The run directory at `path`; `ConfigError` if that is none."""
+        """The run directory at `path`; raises ConfigError if it is not one."""
         if not (path / "plan.json").is_file():
             runs = sorted(p.parent for p in path.glob("*/plan.json"))
-            hint = f" There are runs inside it: {', '.join(map(str, runs[-3:]))}." if runs else ""
+            hint = f" It contains these runs: {', '.join(map(str, runs[-3:]))}." if runs else ""
             raise ConfigError(f"{path} is not a run directory: it has no plan.json.{hint}")
         return cls(path)
 
     @classmethod
     def new(cls, parent: Path, name: str, *, exact: bool) -> RunDir:
-        """A new run directory; a number is added to a name that is taken, unless it must be `exact`."""
+        """A new run directory; a taken name gets a number appended, unless it must be `exact`."""
         for number in range(1, 10_000):
             path = parent / (name if number == 1 else f"{name}-{number}")
             try:
@@ -48,67 +55,25 @@ class RunDir:
             except FileExistsError:
                 if exact:
                     raise ConfigError(
-                        f"{path} exists already. Choose another name, or go on with that run: syncline resume {path}"
+                        f"{path} already exists. Choose another name, or resume that run: syncline resume {path}"
                     ) from None
                 continue
             except OSError as error:
-                raise ConfigError(f"The run directory {path} cannot be made: {error.strerror}.") from error
+                raise ConfigError(f"Cannot create the run directory {path}: {error.strerror}.") from error
             return cls(path)
-        raise ConfigError(f"{parent} has ten thousand runs named {name}. Choose another name.")
+        raise ConfigError(f"{parent} already has 10,000 runs named {name}. Choose another name.")
 
     @staticmethod
     def write(path: Path, data: bytes) -> None:
-        """Replace a small file whole."""
+        """Replace the file at `path` atomically."""
         temporary = path.with_name(f".{path.name}.tmp")
         temporary.write_bytes(data)
         os.replace(temporary, path)
 
-    @property
-    def config(self) -> Path:
-        """The settings as JSON, for resuming."""
-        return self.path / "config.json"
-
-    @property
-    def plan(self) -> Path:
-        """The plan as JSON."""
-        return self.path / "plan.json"
-
-    @property
-    def events(self) -> Path:
-        """One JSON object a line."""
-        return self.path / "events.jsonl"
-
-    @property
-    def ledger(self) -> Path:
-        """What became of every sample."""
-        return self.path / "ledger.jsonl"
-
-    @property
-    def summary(self) -> Path:
-        """The last event of a run that reached its end."""
-        return self.path / "summary.json"
-
-    @property
-    def predictions(self) -> Path:
-        """What a classifier got right and wrong on the test data."""
-        return self.path / "predictions.json"
-
-    @property
-    def payload(self) -> Path:
-        """The task, as the workers load it."""
-        return self.path / "task.payload"
-
-    @property
-    def checkpoints(self) -> Path:
-        """The folder of checkpoints."""
-        return self.path / "checkpoints"
-
-    def log(self, rank: int) -> Path:
-        """What worker `rank` printed."""
-        return self.path / "logs" / f"worker-{rank}.log"
+    def log(self, worker_id: int) -> Path:
+        return self.path / "logs" / f"worker-{worker_id}.log"
 
     def read_plan(self) -> dict[str, Any]:
-        """The plan as plain data."""
         plan: dict[str, Any] = json.loads(self.plan.read_text())
         return plan
 
@@ -120,30 +85,32 @@ class RunDir:
             for line in file:
                 if not line.endswith(b"\n"):
                     return  # still being written, or cut off by a crash
-                try:
-                    yield from_dict(msgspec.json.decode(line))
-                except (msgspec.DecodeError, msgspec.ValidationError):
-                    continue
+                yield from read_lines([line])
+
+
+def read_lines(lines: Iterable[bytes]) -> Iterator[Event]:
+    """The events in these lines, without those that cannot be read."""
+    for line in lines:
+        with contextlib.suppress(msgspec.DecodeError, msgspec.ValidationError):
+            yield from_dict(msgspec.json.decode(line))
 
 
 class EventLog:
-    """Appends events to a run's event file; each is on its way to the disk when `write` returns."""
+    """Appends events to a run's event file, unbuffered."""
 
     def __init__(self, run_dir: RunDir) -> None:
         _end_last_line(run_dir.events)
         self._file = run_dir.events.open("ab", buffering=0)
 
     def write(self, event: Event) -> None:
-        """One line."""
         self._file.write(to_line(event) + b"\n")
 
     def close(self) -> None:
-        """No more events."""
         self._file.close()
 
 
 def _end_last_line(path: Path) -> None:
-    """A crash may have cut the last line off; what follows must start on a line of its own."""
+    """Terminate a last line that a crash left incomplete, so that new events start on their own line."""
     if path.exists() and path.stat().st_size:
         with path.open("rb+") as file:
             file.seek(-1, os.SEEK_END)

@@ -1,31 +1,32 @@
-"""Collecting what a worker's strategy does: exchanges, bytes, staleness, disagreement, contests.
+"""`StrategyRecorder`: aggregates what a worker's strategy does into about one event per second.
 
-Here: `StrategyRecorder`, which adds up and hands over an event about once a second. Not here: who tells it (the
-exchanges of `strategies/`) and who reads it (`syncline strategies --run`).
+Exchanges, bytes, staleness, disagreement and tournament matches. Not here: the exchanges that call it (`strategies/`),
+and reading the events (`observe/strategy_stats.py`).
 """
 
 from __future__ import annotations
 
-import dataclasses
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from typing import TYPE_CHECKING
 
-from syncline.algorithms.brackets import Contested
-from syncline.algorithms.staleness import merge
-from syncline.telemetry.events import Contest, Exchanged, StrategySwitched
+from syncline.comms.staleness import merge
+from syncline.telemetry.events import ExchangeStats, StrategySwitched, TournamentMatch
 from syncline.telemetry.recorder import Recorder
 
-__all__ = ["StrategyRecorder"]
+if TYPE_CHECKING:
+    from syncline.strategies.brackets import Contested
 
 _INTERVAL_S = 1.0
 
 
 class StrategyRecorder:
-    """What one worker's strategy did, as events through the worker's `Recorder`."""
+    """Emits its events through the worker's `Recorder`."""
 
-    def __init__(self, recorder: Recorder, step: int) -> None:
+    def __init__(self, recorder: Recorder, step: int, members: Sequence[int]) -> None:
         self._recorder = recorder
+        self._members = members  # strategies know ranks in the View, events name worker ids
         self._counters: list[Callable[[], int]] = []
         self._last_s = time.monotonic()
         self._step_before, self._bytes_before = step, 0
@@ -37,16 +38,16 @@ class StrategyRecorder:
         recorder.also_flush = self.flush
 
     def count_bytes(self, counter: Callable[[], int]) -> None:
-        """From now on, what this counter says was sent counts, too."""
+        """Add a counter of bytes sent."""
         self._counters.append(counter)
 
     def start(self) -> None:
-        """What was sent until now was for getting ready."""
+        """Exclude the bytes sent so far, during setup."""
         self._bytes_before = self._bytes()
 
     @contextmanager
     def outside(self) -> Iterator[None]:
-        """What is sent while this lasts is for evaluating or saving, and does not count as the strategy's."""
+        """Exclude bytes sent within this context, for evaluation or checkpoints."""
         before = self._bytes()
         try:
             yield
@@ -60,7 +61,7 @@ class StrategyRecorder:
         staleness: Mapping[int, int] | None = None,
         disagreement: float | None = None,
     ) -> None:
-        """This worker has exchanged once more."""
+        """Count one exchange of this worker."""
         self._exchanges += 1
         self._bytes_received += bytes_received
         if staleness:
@@ -70,29 +71,38 @@ class StrategyRecorder:
             self._wants_disagreement = False
 
     def contest(self, met: Contested) -> None:
-        """This worker's model has met another one."""
-        rank, step = self._recorder.rank, self._recorder.last_step + 1  # the step is not counted yet
-        self._recorder.emit(Contest(rank=rank, step=step, **dataclasses.asdict(met)))
+        """Report a tournament match of this worker's model."""
+        self._recorder.emit(
+            TournamentMatch(
+                worker_id=self._recorder.worker_id,
+                step=self._recorder.last_step + 1,  # the step is not counted yet
+                round=met.round,
+                opponent_id=self._members[met.rival],
+                own_score=met.own_score,
+                opponent_score=met.rival_score,
+                adopted=met.took_over,
+                hyperparameters=met.hyperparameters,
+            )
+        )
 
     def switched(self, step: int, strategy: str) -> None:
-        """From `step` on the workers keep in agreement in another way."""
-        if self._recorder.rank == 0:
+        """Report the strategy from `step` on."""
+        if self._recorder.worker_id == self._members[0]:  # once, by rank 0
             self._recorder.emit(StrategySwitched(step=step, strategy=strategy))
 
     def wants_disagreement(self) -> bool:
-        """Once for each event."""
         return self._wants_disagreement
 
     def flush(self, is_last: bool) -> None:
-        """Hand over what was added up, if enough time has passed or nothing more comes for a while."""
+        """Emit the aggregate if a second has passed, or if training pauses."""
         now = time.monotonic()
         step, bytes_now = self._recorder.last_step, self._bytes()
         is_empty = self._exchanges == 0 and step == self._step_before
         if is_empty or (not is_last and now - self._last_s < _INTERVAL_S):
             return
         self._recorder.emit(
-            Exchanged(
-                rank=self._recorder.rank,
+            ExchangeStats(
+                worker_id=self._recorder.worker_id,
                 step=step,
                 steps=step - self._step_before,
                 exchanges=self._exchanges,

@@ -1,6 +1,5 @@
-"""What helps to test strategies and models of your own: many workers in one process, quick and repeatable.
+"""Tools to test strategies, codecs, collectives and engines of your own: many workers in one process, fast, repeatable.
 
-Nothing here is used by a real run, but for `faults`, which does nothing unless it is told to, and `namespaces`, a
-network to break. Start with `check_strategy` in `syncline.testing.strategy_contract`, which tells whether a strategy
-keeps its promises, or with `syncline.testing.trials`, which trains a small model under one.
+No real run uses them. Start with `check_strategy` in `syncline.testing.strategy_contract`, which checks whether a
+strategy keeps the contract, or with `syncline.testing.trials`, which trains a small model with one.
 """

@@ -1,11 +1,11 @@
-"""What every codec must do, as one call: `check_codec`.
+"""The contract of codecs, as one call: `check_codec`.
 
-    check_codec(TopK(0.01))
+    check_codec(TopKCodec(0.01))
     check_codec(MyCodec())
 
-Here: the promises of `syncline.algorithms.codecs.codec.Codec`, each a check of its own in `CONTRACT`, on tensors of the
-sizes and kinds where mistakes would be. Not here: how far off a codec may be in one exchange, which is its own affair,
-since error feedback sends later what was left out; PowerSGD, which is no codec.
+Here: the promises of `syncline.comms.codecs.codec.Codec`, each a check of its own in `CONTRACT`, on tensors of the
+sizes and kinds where mistakes happen. Not here: how large a codec's error may be in one exchange, since error feedback
+sends the rest later; PowerSGD, which is not a codec.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from typing import Final
 import torch
 from torch import Tensor
 
-from syncline.algorithms.codecs import Codec, ErrorFeedback
+from syncline.comms.codecs import Codec, ErrorFeedback
 
 __all__ = ["CONTRACT", "Check", "check_codec"]
 
@@ -106,7 +106,7 @@ def what_is_not_sent_is_kept(codec: Codec) -> None:
             _require(
                 exchange < _EXCHANGES // 2 or torch.equal(resumed.encode(flat), payload),
                 codec,
-                f"goes on differently after its residual was saved and loaded, with {size} values",
+                f"continues differently after its residual was saved and loaded, with {size} values",
             )
         assert feedback.residual is not None
         off = (sent + feedback.residual - given).abs()
@@ -119,7 +119,7 @@ def what_is_not_sent_is_kept(codec: Codec) -> None:
 
 
 def a_value_that_is_not_finite_shows_and_leaves_nothing_behind(codec: Codec) -> None:
-    """Whoever watches for NaN sees it behind the wire, and the residual stays as it was: the step is thrown away."""
+    """NaN is visible after decoding, and the residual stays as it was: the training loop discards the step."""
     for size in _SIZES[1:]:
         for value in (math.nan, math.inf, -math.inf):
             good = torch.linspace(-1.0, 2.0, size)

@@ -1,6 +1,6 @@
-"""What every engine must do, as a check that its tests call: processes start, are heard, end, and leave nothing.
+"""The contract of an engine, for its tests: processes start, connect, end, and leave nothing behind.
 
-Here: `check_engine`. It plays the coordinator, but no training takes place: a worker that has said hello is enough.
+Here: `check_engine`. It plays the coordinator, without training: a worker only has to connect.
 """
 
 from __future__ import annotations
@@ -21,57 +21,60 @@ __all__ = ["check_engine"]
 Found = TypeVar("Found")
 
 
-def check_engine(engine: Engine, folder: Path, *, places: int = 2, limit_s: float = 60.0) -> None:
-    """`AssertionError` if the engine does not keep the protocol. It is closed at the end; `folder` is for its files."""
-    told: list[str] = []
+def check_engine(engine: Engine, folder: Path, *, workers: int = 2, limit_s: float = 60.0) -> None:
+    """`AssertionError` if the engine breaks its contract. Closes it at the end; `folder` is for its files."""
     try:
-        engine.gather(places, told.append)
-        assert len(engine.network.hosts) >= 1, "there is at least one host"
-        assert all(host.address for host in engine.network.hosts), "each has an address"
-        assert engine.machine.cores >= 1, "and a core"
+        engine.reserve(workers, lambda _: None)
+        assert len(engine.network.hosts) >= 1, "an engine has at least one host"
+        assert all(host.address for host in engine.network.hosts), "each host has an address"
+        assert engine.machine.cores >= 1, "a machine has at least one core"
         server = ControlServer(engine.network.driver)
         try:
-            pids = _lives(engine, server, folder, places, limit_s)
+            pids = _lives(engine, server, folder, workers, limit_s)
         finally:
             server.close()
     finally:
         engine.close()
-        engine.close()  # twice does no harm
-    left = [pid for pid in pids if _is_here(pid)]
-    assert not left, f"processes {left} are left after the engine was closed"
+        engine.close()  # closing twice is allowed
+    left = [pid for pid in pids if _is_running(pid)]
+    assert not left, f"processes {left} are still running after the engine was closed"
 
 
-def _lives(engine: Engine, server: ControlServer, folder: Path, places: int, limit_s: float) -> list[int]:
-    """Launch, kill one, launch its replacement, kill all. The ids of all processes that there were."""
-    payload = folder / "task.payload"
-    payload.write_bytes(b"")
-    engine.provide(RunFiles(payload_path=str(payload), run_dir=str(folder), checkpoint_path=None))
+def _lives(engine: Engine, server: ControlServer, folder: Path, workers: int, limit_s: float) -> list[int]:
+    """Launch, kill one, launch its replacement, kill all. Returns the pids of all these processes."""
+    task = folder / "task.bin"
+    task.write_bytes(b"")
+    engine.provide(RunFiles(task_path=str(task), run_dir=str(folder), checkpoint_path=None))
 
     def hello() -> Hello:
         return _until(lambda: message if isinstance(message := server.receive(), Hello) else None, limit_s)
 
-    for rank in range(places):
-        engine.launch(server.ticket(rank), folder / "logs" / f"worker-{rank}.log")
-    heard = [hello() for _ in range(places)]
-    pids = {message.rank: message.pid for message in heard}
-    assert sorted(pids) == list(range(places)), f"each worker was to be heard once, and these were: {sorted(pids)}"
-    assert len(set(pids.values())) == places, "each is a process of its own"
-    assert engine.poll() == [], "nobody has ended yet"
+    for worker_id in range(workers):
+        engine.launch(server.launch_spec(worker_id), folder / "logs" / f"worker-{worker_id}.log")
+    hellos = [hello() for _ in range(workers)]
+    pids = {message.worker_id: message.pid for message in hellos}
+    assert sorted(pids) == list(range(workers)), f"each worker connects once; these did: {sorted(pids)}"
+    assert len(set(pids.values())) == workers, "each worker is a process of its own"
+    assert engine.poll() == [], "no worker has ended yet"
 
     engine.kill(0)
-    assert select.select([engine.fileno()], [], [], limit_s)[0], "its descriptor says that there is something to poll"
+    assert select.select([engine.fileno()], [], [], limit_s)[0], (
+        "its descriptor becomes readable when a worker has ended"
+    )
     (end,) = _exits(engine, 1, limit_s)
-    assert (end.rank, end.life, end.signal) == (0, 0, signal.SIGKILL), f"the one that was killed, and how: {end}"
-    assert end.pid == pids[0], "and which process that was"
+    assert (end.worker_id, end.life, end.signal) == (0, 0, signal.SIGKILL), (
+        f"worker 0 was killed by SIGKILL, but the exit is {end}"
+    )
+    assert end.pid == pids[0], "the exit names the process"
 
-    engine.launch(server.ticket(0, life=1), folder / "logs" / "worker-0.log")
+    engine.launch(server.launch_spec(0, life=1), folder / "logs" / "worker-0.log")
     again = hello()
-    assert again.rank == 0, "another takes its place"
-    assert again.pid != pids[0], "in a process of its own"
+    assert again.worker_id == 0, "the replacement has the same worker_id"
+    assert again.pid != pids[0], "the replacement is a new process"
 
     engine.kill()
-    ends = _exits(engine, places, limit_s)
-    assert {(e.rank, e.life) for e in ends} == {(0, 1), *((rank, 0) for rank in range(1, places))}
+    ends = _exits(engine, workers, limit_s)
+    assert {(e.worker_id, e.life) for e in ends} == {(0, 1), *((worker_id, 0) for worker_id in range(1, workers))}
     return [*pids.values(), again.pid]
 
 
@@ -93,7 +96,7 @@ def _until(what: Callable[[], Found | None], limit_s: float) -> Found:
     return found
 
 
-def _is_here(pid: int) -> bool:
+def _is_running(pid: int) -> bool:
     try:
         os.kill(pid, 0)
     except ProcessLookupError:

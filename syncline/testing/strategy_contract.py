@@ -9,7 +9,7 @@ Here: the promises, each a check of its own in `CONTRACT`. They train a small mo
 learns.
 
 All trainings are short. A strategy that exchanges every so many steps should do so at least every hundred here, or a
-wish to stop comes too late; give one that does so seldom a smaller number to be checked with.
+request to stop comes too late; give one that does so seldom a smaller number to be checked with.
 """
 
 from __future__ import annotations
@@ -23,13 +23,8 @@ from typing import Any, Final
 
 import torch
 
-from syncline.strategies.hierarchy import Hierarchy
-from syncline.strategies.own import AnyStrategy, Own
 from syncline.strategies.reading import read_strategy
-from syncline.strategies.strategy import Strategy
-from syncline.strategies.switching import Switching
-from syncline.strategies.what import Models
-from syncline.strategies.whom import Memory
+from syncline.strategies.switching import AnyStrategy
 from syncline.testing.trials import Problem, Trial, linear_problem, train_on_threads
 
 __all__ = ["CONTRACT", "Check", "check_strategy"]
@@ -72,29 +67,29 @@ def a_worker_without_samples_takes_part(strategy: AnyStrategy, workers: int) -> 
     _require_agreement(strategy, trial, 8)
 
 
-def a_wish_to_stop_stops_all_workers_at_one_step(strategy: AnyStrategy, workers: int) -> None:
-    """Whoever has the wish."""
-    wish = 3
+def a_request_to_stop_stops_all_workers_at_one_step(strategy: AnyStrategy, workers: int) -> None:
+    request = 3
     for rank in range(workers):
-        trial = train_on_threads(strategy, workers, steps=wish + _STEPS_TO_STOP, stop={rank: wish})
+        trial = train_on_threads(strategy, workers, steps=request + _STEPS_TO_STOP, stop={rank: request})
         _require(
-            max(trial.steps) < wish + _STEPS_TO_STOP,
+            max(trial.steps) < request + _STEPS_TO_STOP,
             strategy,
-            f"does not hear a wish to stop: worker {rank} had one after {wish} steps, and {_STEPS_TO_STOP} steps later "
-            "all were still training. Return True where the riders were summed over all workers, or exchange at least "
-            "every hundred steps",
+            f"does not pass on a request to stop: worker {rank} had one after {request} steps, and {_STEPS_TO_STOP} "
+            "steps later "
+            "all were still training. Return True where the piggybacked values were summed over workers, or exchange "
+            "at least every hundred steps",
         )
         _require_agreement(strategy, trial)
 
 
-def a_training_goes_on_from_what_was_saved(strategy: AnyStrategy, workers: int) -> None:
+def a_training_resumes_from_what_was_saved(strategy: AnyStrategy, workers: int) -> None:
     """What `private_state` gives can be written and read, and leads on: to the same bits where chance plays no part."""
     problem = _problem(momentum=0.5)
     save, steps = 7, 12
     whole = train_on_threads(strategy, workers, steps=steps, problem=problem, save=save)
-    assert whole.saved is not None, "nobody stopped it before"
+    assert whole.saved is not None, "it was not stopped before"
     start = replace(whole.saved, states=[_written_and_read(strategy, state) for state in whole.saved.states])
-    is_repeatable = not whole.was_asynchronous and not _shares_memory(strategy)
+    is_repeatable = strategy.method.is_repeatable and not whole.was_asynchronous
     more = steps - save if is_repeatable else 40
     resumed = train_on_threads(strategy, workers, steps=more, problem=problem, start=start)
     _require_agreement(strategy, resumed, save + more)
@@ -103,16 +98,16 @@ def a_training_goes_on_from_what_was_saved(strategy: AnyStrategy, workers: int) 
         _require(
             torch.equal(resumed.shared[0], whole.shared[0]) and not places,
             strategy,
-            f"forgets something: of two trainings of {steps} steps, one was saved after {save} steps and went on, the "
-            f"other one went on from what was saved, and they ended differently (workers' own models that differ: "
+            f"forgets something: a training of {steps} steps was saved after {save}, and one that resumed from there "
+            f"ended differently (workers' own models that differ: "
             f"{places}). Everything that a worker remembers from step to step belongs into private_state, but for the "
-            "model and optimiser that all share",
+            "model and optimizer that all share",
         )
     else:
         _require(
             resumed.losses[0] < whole.saved.losses[0],
             strategy,
-            f"does not go on where it was: the loss was {whole.saved.losses[0]:.3g} when it was saved, and "
+            f"does not resume where it was: the loss was {whole.saved.losses[0]:.3g} when it was saved, and "
             f"{resumed.losses[0]:.3g} after {more} steps more from there",
         )
 
@@ -129,7 +124,7 @@ def a_loss_that_is_not_a_number_does_no_harm(strategy: AnyStrategy, workers: int
 def a_worker_alone_trains(strategy: AnyStrategy, workers: int) -> None:
     """Unless it takes two to compete."""
     del workers
-    if _competes(strategy):
+    if strategy.method.min_workers > 1:
         return
     problem = _problem()
     trial = train_on_threads(strategy, 1, steps=40, problem=problem)
@@ -145,8 +140,8 @@ def a_worker_alone_trains(strategy: AnyStrategy, workers: int) -> None:
 CONTRACT: Final[tuple[Check, ...]] = (
     all_workers_share_one_model_and_it_learns,
     a_worker_without_samples_takes_part,
-    a_wish_to_stop_stops_all_workers_at_one_step,
-    a_training_goes_on_from_what_was_saved,
+    a_request_to_stop_stops_all_workers_at_one_step,
+    a_training_resumes_from_what_was_saved,
     a_loss_that_is_not_a_number_does_no_harm,
     a_worker_alone_trains,
 )
@@ -180,22 +175,6 @@ def _problem(*, samples: int = 64, momentum: float = 0.0) -> Problem:
 def _loss_at_first(problem: Problem) -> float:
     with torch.no_grad():
         return float(problem.loss(problem.make_model()(problem.inputs), problem.targets))
-
-
-def _competes(strategy: AnyStrategy) -> bool:
-    return any(isinstance(level.what, Models) for level in _levels(strategy))
-
-
-def _shares_memory(strategy: AnyStrategy) -> bool:
-    return any(isinstance(level.whom, Memory) for level in _levels(strategy))
-
-
-def _levels(strategy: AnyStrategy) -> list[Strategy]:
-    if isinstance(strategy, Own):
-        return []
-    if isinstance(strategy, Switching):
-        return [level for phase in strategy.strategies for level in _levels(phase)]
-    return [strategy.inside_host, strategy.across_hosts] if isinstance(strategy, Hierarchy) else [strategy]
 
 
 def _written_and_read(strategy: AnyStrategy, state: dict[str, Any] | None) -> dict[str, Any] | None:

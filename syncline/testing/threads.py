@@ -1,12 +1,12 @@
-"""Workers as threads of one process, for tests.
+"""Workers and parameter servers as threads of one process, for tests.
 
-Here: `ThreadCollective`, the `Collective` of workers that are threads, and `run_on_threads`, which starts them and
-brings their results or their first failure home. Not here: the collectives of real runs (`syncline.comms`); those
-move the same tensors between processes, much faster.
+Here: `ThreadCollective`, the `Collective` of workers that are threads; `run_on_threads`, which starts them and returns
+their results or raises their first failure; `servers_on_threads`. Not here: the collectives of real runs
+(`syncline.comms`); those move the same tensors between processes, much faster.
 
     def work(collective: Collective) -> float:
         tensor = torch.tensor([float(collective.rank)])
-        collective.sum_(tensor)
+        collective.all_reduce_(tensor)
         return tensor.item()
 
     assert run_on_threads(3, work) == [3.0, 3.0, 3.0]
@@ -17,16 +17,20 @@ different calls, which would hang or mix up data in a real run, get an `Assertio
 
 from __future__ import annotations
 
+import secrets
 import threading
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from typing import TypeVar
 
 import torch
 
 from syncline.comms.collective import Collective, check_mixing, mixed, takers
-from syncline.errors import PeerLost
+from syncline.comms.parameter_server.client import ParameterServers
+from syncline.comms.parameter_server.server import Served, serve
+from syncline.errors import PeerFailed
 
-__all__ = ["ThreadCollective", "run_on_threads", "thread_collectives"]
+__all__ = ["ThreadCollective", "call_on_threads", "run_on_threads", "servers_on_threads", "thread_collectives"]
 
 Result = TypeVar("Result")
 
@@ -35,7 +39,7 @@ class _Table:
     """What the threads share: one place for each rank's call and payload, and the barrier around them.
 
     Python's own `threading.Barrier` fails a thread that is slow to leave if another one has left and aborted meanwhile.
-    Here, as between processes, a barrier to which everybody came is complete.
+    Here, as between processes, a barrier that all ranks have reached is complete.
     """
 
     def __init__(self, size: int, timeout_s: float) -> None:
@@ -61,9 +65,9 @@ class _Table:
                 self._changed.wait_for(lambda: self._rounds != this_round or self._aborted, self.timeout_s)
                 if self._rounds != this_round:
                     return
-        self.abort()  # also after the time limit, for those who wait as well
-        raise PeerLost(
-            f"While this worker was in {doing}, another one aborted, failed or did not come within "
+        self.abort()  # also after the timeout, for the ranks that still wait
+        raise PeerFailed(
+            f"While this worker was in {doing}, another one aborted, failed or did not arrive within "
             f"{self.timeout_s:g} s. Look for that worker's error, or for a call that only some ranks make."
         )
 
@@ -87,7 +91,7 @@ class _Table:
 
 
 class ThreadCollective:
-    """One rank's end of a `Collective` between threads; `thread_collectives` makes all ends at once."""
+    """One rank's end of a `Collective` between threads; `thread_collectives` makes all of them."""
 
     def __init__(self, rank: int, size: int, table: _Table) -> None:
         self._rank = rank
@@ -97,28 +101,26 @@ class ThreadCollective:
 
     @property
     def rank(self) -> int:
-        """This thread's place."""
         return self._rank
 
     @property
     def size(self) -> int:
-        """How many threads take part."""
         return self._size
 
     def allocate(self, numel: int, dtype: torch.dtype, device: torch.device) -> torch.Tensor:
         """Ordinary memory: threads share all of it anyway."""
         return torch.zeros(numel, dtype=dtype, device=device)
 
-    def share(self, numel: int, dtype: torch.dtype) -> torch.Tensor:
+    def allocate_shared(self, numel: int, dtype: torch.dtype) -> torch.Tensor:
         """The same tensor object on every rank."""
         mine = torch.zeros(numel if self.rank == 0 else 0, dtype=dtype)
-        return self._exchange(f"share of {numel} {_name(dtype)}", mine)[0]
+        return self._exchange(f"allocate_shared of {numel} {_name(dtype)}", mine)[0]
 
-    def sum_(self, tensor: torch.Tensor, weight: float = 1.0) -> None:
+    def all_reduce_(self, tensor: torch.Tensor, weight: float = 1.0) -> None:
         """Add up in rank order, starting from rank 0's term."""
         self.bytes_sent += tensor.nbytes
         term = tensor.detach().clone() if weight == 1.0 else tensor.detach() * weight  # 1.0 would round integers
-        terms = self._exchange(f"sum_ of {_describe(tensor)}", term)
+        terms = self._exchange(f"all_reduce_ of {_describe(tensor)}", term)
         with torch.no_grad():
             total = terms[0].clone()
             for term in terms[1:]:
@@ -135,19 +137,16 @@ class ThreadCollective:
             tensor.copy_(mixed(dict(enumerate(tensors)), mixing[self.rank]))
 
     def broadcast_(self, tensor: torch.Tensor, source: int = 0) -> None:
-        """Copy from rank `source`."""
         self.bytes_sent += tensor.nbytes if self.rank == source else 0
         tensors = self._exchange(f"broadcast_ of {_describe(tensor)} from rank {source}", tensor.detach().clone())
         with torch.no_grad():
             tensor.copy_(tensors[source])
 
-    def gather(self, payload: bytes) -> list[bytes]:
-        """The payloads as they are."""
+    def all_gather(self, payload: bytes) -> list[bytes]:
         self.bytes_sent += len(payload)
-        return self._exchange("gather", payload)
+        return self._exchange("all_gather", payload)
 
     def barrier(self) -> None:
-        """Wait for all the threads."""
         self._exchange("barrier", None)
 
     def hosts(self) -> list[int]:
@@ -164,21 +163,20 @@ class ThreadCollective:
         return ThreadCollective(members.index(self.rank), len(members), table)
 
     def abort(self) -> None:
-        """Break the barrier, for good, and those of what was split from it."""
+        """Break the barrier, and those of the collectives split from it."""
         self._table.abort()
 
-    def close(self) -> None:
-        """Nothing is held."""
+    def close(self) -> None: ...
 
     def _exchange(self, call: str, payload: Result) -> list[Result]:
-        """Everybody's payload in rank order, if everybody made the same call."""
+        """Every rank's payload in rank order, if all ranks made the same call."""
         table = self._table
         table.calls[self._rank] = call
         table.payloads[self._rank] = payload
         table.wait(call)
         calls = list(table.calls)
         payloads: list[Result] = list(table.payloads)  # type: ignore[arg-type]  # the same call puts the same type
-        table.wait(call)  # only now may a quick rank overwrite its place with its next call
+        table.wait(call)  # only now may a fast rank overwrite its entry with its next call
         if len(set(calls)) > 1:
             listed = "; ".join(f"rank {rank}: {text}" for rank, text in enumerate(calls))
             raise AssertionError(
@@ -201,25 +199,90 @@ def run_on_threads(size: int, work: Callable[[Collective], Result], *, timeout_s
     When a rank fails, the others are aborted and the first cause is raised here.
     """
     collectives = thread_collectives(size, timeout_s=timeout_s)
+
+    def run(rank: int) -> Result:
+        try:
+            return work(collectives[rank])
+        except BaseException:
+            collectives[rank].abort()
+            raise
+
+    return call_on_threads(size, run)
+
+
+def call_on_threads(size: int, work: Callable[[int], Result]) -> list[Result]:
+    """Run `work(rank)` once for each rank, all at the same time; the results in rank order, or the first cause."""
     results: dict[int, Result] = {}
     failures: list[BaseException] = []
 
-    def run(collective: Collective) -> None:
+    def run(rank: int) -> None:
         try:
-            results[collective.rank] = work(collective)
+            results[rank] = work(rank)
         except BaseException as failure:
             failures.append(failure)
-            collective.abort()
 
-    threads = [threading.Thread(target=run, args=(c,), daemon=True, name=f"rank {c.rank}") for c in collectives]
+    threads = [threading.Thread(target=run, args=(r,), daemon=True, name=f"rank {r}") for r in range(size)]
     for thread in threads:
         thread.start()
     for thread in threads:
         thread.join()
-    # A lost peer is a consequence: prefer the failure that made it so, even if it was recorded a moment later.
-    for failure in sorted(failures, key=lambda f: isinstance(f, PeerLost)):
+    # PeerFailed is a consequence: prefer its cause, even if that was recorded a moment later.
+    for failure in sorted(failures, key=lambda f: isinstance(f, PeerFailed)):
         raise failure
     return [results[rank] for rank in range(size)]
+
+
+@contextmanager
+def servers_on_threads(
+    shards: int, size: int, *, share_memory: bool = True, served: list[Served] | None = None, timeout_s: float = 20.0
+) -> Iterator[Callable[[int], ParameterServers]]:
+    """A function that connects the worker of a rank to parameter servers, one per shard; `served` gets their ends."""
+    secret = secrets.token_bytes(32)
+    addresses = [""] * shards
+    is_ready = [threading.Event() for _ in range(shards)]
+    is_over = threading.Event()
+    failures: list[BaseException] = []
+
+    def run(index: int) -> None:
+        def on_ready(address: str) -> None:
+            addresses[index] = address
+            is_ready[index].set()
+
+        try:
+            end = serve(
+                "127.0.0.1",
+                secret,
+                shard_index=index,
+                shards=shards,
+                size=size,
+                on_ready=on_ready,
+                should_stop=is_over.is_set,
+            )
+            if served is not None:
+                served.append(end)
+        except BaseException as failure:
+            failures.append(failure)
+            is_ready[index].set()
+
+    threads = [
+        threading.Thread(target=run, args=(i,), daemon=True, name=f"syncline-test-shard-{i}") for i in range(shards)
+    ]
+    for thread in threads:
+        thread.start()
+    try:
+        for event in is_ready:
+            if not event.wait(timeout_s):
+                raise TimeoutError(f"A server was not ready within {timeout_s:g} s.")
+        if not failures:
+            yield lambda rank: ParameterServers(
+                addresses, secret, rank=rank, size=size, timeout_s=timeout_s, share_memory=share_memory
+            )
+    finally:
+        is_over.set()
+        for thread in threads:
+            thread.join()
+    for failure in failures:
+        raise failure
 
 
 def _describe(tensor: torch.Tensor) -> str:

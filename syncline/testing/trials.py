@@ -1,8 +1,8 @@
 """Short trainings with workers as threads, for trying out and testing strategies.
 
 Here: `train_on_threads`, which trains a small model under any strategy with the very step, meeting and exchange code of
-real runs (`workers/step.py`, `strategies/`), only that workers, and parameter servers, are threads of this process. Not
-here: what a strategy must promise (`strategy_contract.py`).
+real runs (`workers/update.py`, `strategies/`), only that workers, and parameter servers, are threads of this process.
+Not here: what a strategy must promise (`strategy_contract.py`).
 
     trial = train_on_threads("sparknet(tau=5)", workers=3, steps=20)
     assert trial.is_equal_everywhere
@@ -11,29 +11,28 @@ here: what a strategy must promise (`strategy_contract.py`).
 from __future__ import annotations
 
 import copy
-import secrets
-import threading
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, closing, contextmanager
 from dataclasses import asdict, dataclass, field, replace
+from functools import cache
 from typing import Any
 
 import torch
 from torch import nn
 
-from syncline.algorithms.brackets import Contested
 from syncline.comms.collective import Collective
-from syncline.data.order import Position, SampleOrder
-from syncline.strategies.carry_out import make_exchange
+from syncline.data.assignment import Position
+from syncline.data.order import SampleOrder
+from syncline.strategies.brackets import Contested
 from syncline.strategies.exchange import Exchange, NoLog, Replica
-from syncline.strategies.feasible import servers_needed
 from syncline.strategies.flat import FlatParameters
 from syncline.strategies.gradients import GradientBuffer
-from syncline.strategies.own import AnyStrategy, Own
+from syncline.strategies.method import Method
 from syncline.strategies.reading import read_strategy
+from syncline.strategies.switching import AnyStrategy
 from syncline.telemetry.recorder import Recorder
-from syncline.testing.threads import run_on_threads
-from syncline.workers.step import RIDERS, Update
+from syncline.testing.threads import run_on_threads, servers_on_threads
+from syncline.workers.update import PIGGYBACKED_COUNT, Updater
 
 __all__ = ["Problem", "RecordingLog", "Trial", "linear_problem", "train_on_threads"]
 
@@ -42,7 +41,7 @@ _TIMEOUT_S = 60.0
 
 @dataclass(frozen=True)
 class Problem:
-    """Something to train: a model, how it is optimised, and samples."""
+    """Something to train: a model, how it is optimized, and samples."""
 
     make_model: Callable[[], nn.Module]
     make_optimizer: Callable[[Any], torch.optim.Optimizer]
@@ -87,7 +86,6 @@ class RecordingLog(NoLog):
         staleness: Mapping[int, int] | None = None,
         disagreement: float | None = None,
     ) -> None:
-        """One more."""
         self.exchanges += 1
         self.bytes_received += bytes_received
         if disagreement is not None:
@@ -96,15 +94,12 @@ class RecordingLog(NoLog):
             self.staleness[value] = self.staleness.get(value, 0) + count
 
     def contest(self, met: Contested) -> None:
-        """One more."""
         self.contests.append(asdict(met))
 
     def switched(self, step: int, strategy: str) -> None:
-        """One more."""
         self.switches.append((step, strategy))
 
     def count_bytes(self, counter: Callable[[], int]) -> None:
-        """One more."""
         self.counters.append(counter)
 
     @property
@@ -119,7 +114,7 @@ class RecordingLog(NoLog):
 
 @dataclass
 class Trial:
-    """What became of a training: by rank, the model that all have in common at the end, and what was told."""
+    """The result of a training: by rank, the shared model at the end, and what was logged."""
 
     shared: list[torch.Tensor] = field(default_factory=list)
     """The parameters inside `Exchange.shared`, at the end."""
@@ -147,7 +142,7 @@ class Trial:
 
 
 class _Board:
-    """Wishes and calls of workers that are threads."""
+    """Requests to stop and calls for meetings, shared by workers that are threads."""
 
     def __init__(self, stop: Mapping[int, int]) -> None:
         self.stop = stop
@@ -155,14 +150,14 @@ class _Board:
         self.steps: dict[int, int] = {}
 
 
-class _Calls:
+class _Requests:
     def __init__(self, board: _Board, rank: int) -> None:
         self._board, self._rank = board, rank
 
-    def stop_wanted(self) -> bool:
+    def stop_requested(self) -> bool:
         return self._rank in self._board.stop and self._board.steps.get(self._rank, 0) >= self._board.stop[self._rank]
 
-    def save_wanted(self) -> bool:
+    def save_requested(self) -> bool:
         return False
 
     def call_meeting(self, number: int) -> None:
@@ -187,21 +182,20 @@ def train_on_threads(
 ) -> Trial:
     """Train for `steps` steps, or until all have agreed to stop.
 
-    `stop` says which ranks wish to stop after which of their steps; `before_step(rank, step)` is called first thing in
-    each step, to slow a worker down, say; `start` goes on from an earlier trial's end. After `save` steps, counted from
-    the very first, how things stand is put down as a checkpoint would, for `start` later, and the training goes on.
+    `stop` maps a rank to the step after which it requests to stop; `before_step(rank, step)` is called first thing in
+    each step, to slow a worker down, say; `start` resumes from an earlier trial's end. After `save` steps, counted from
+    the very first, the state is saved as a checkpoint would, for `start` later, and the training continues.
     """
     strategy = read_strategy(strategy) if isinstance(strategy, str) else strategy
-    if isinstance(strategy, Own):
-        strategy.make()  # loads its file: threads that all load it at the same time would see half of it
+    method = strategy.method  # made once: threads that all load a user's file at the same time would see half of it
     problem = problem or linear_problem()
     board = _Board(stop or {})
     trial = Trial(logs=[RecordingLog() for _ in range(workers)])
     # Here and not in the threads: they would draw from one stream of random numbers, in any order.
     models = [problem.make_model() for _ in range(workers)]
-    with _servers(servers_needed(strategy), workers) as open_servers:
+    with _servers(method.servers, workers) as open_servers:
         worker = _Worker(
-            strategy, problem, models, steps, seed, board, before_step, start, save, clip_norm, open_servers, trial.logs
+            method, problem, models, steps, seed, board, before_step, start, save, clip_norm, open_servers, trial.logs
         )
         runs = run_on_threads(workers, worker.run, timeout_s=_TIMEOUT_S)
     _fill(trial, [run.end for run in runs])
@@ -246,7 +240,7 @@ def _fill(trial: Trial, snapshots: list[_Snapshot]) -> Trial:
 
 @dataclass(frozen=True)
 class _Worker:
-    strategy: AnyStrategy
+    method: Method
     problem: Problem
     models: list[nn.Module]
     steps: int
@@ -260,7 +254,6 @@ class _Worker:
     logs: list[RecordingLog]
 
     def run(self, collective: Collective) -> _Run:
-        """One worker's training."""
         rank, problem = collective.rank, self.problem
         order = SampleOrder(seed=self.seed, count=len(problem.inputs), batch=problem.batch)
         model = self.models[rank]
@@ -272,7 +265,7 @@ class _Worker:
             optimizer.load_state_dict(copy.deepcopy(self.start.optimizers[0]))
             for _ in range(self.start.steps[0]):
                 position = position.after(min(problem.batch, order.count - position.cursor), order.count)
-        gradients = GradientBuffer(model.parameters(), collective, RIDERS, is_flat=True)
+        gradients = GradientBuffer(model.parameters(), collective, PIGGYBACKED_COUNT, is_flat=True)
         log = self.logs[rank]
         log.count_bytes(lambda: collective.bytes_sent)
         replica = Replica(
@@ -290,19 +283,22 @@ class _Worker:
         if self.open_servers is not None:
             open_servers = self.open_servers
             replica = replace(replica, open_servers=lambda: open_servers(rank))
-        exchange = make_exchange(self.strategy, replica)
+        exchange = self.method.exchange(replica)
         exchange.begin()
         if self.start is not None:
             saved = self.start.states[rank]
             if saved is not None:
                 exchange.load_private_state(copy.deepcopy(saved))
             collective.barrier()
-        update = Update(replica, exchange, Recorder(rank), calls=_Calls(self.board, rank), clip_norm=self.clip_norm)
-        with ExitStack() as closing:
-            closing.callback(exchange.close)
+        update = Updater(
+            replica, exchange, Recorder(rank), requests=_Requests(self.board, rank), clip_norm=self.clip_norm
+        )
+        with closing(exchange):
             return self._train(replica, exchange, update, order, position)
 
-    def _train(self, replica: Replica, exchange: Exchange, update: Update, order: SampleOrder, start: Position) -> _Run:
+    def _train(
+        self, replica: Replica, exchange: Exchange, update: Updater, order: SampleOrder, start: Position
+    ) -> _Run:
         rank, size = replica.collective.rank, replica.collective.size
         done = start.step
         saved: _Snapshot | None = None
@@ -349,53 +345,9 @@ class _Worker:
 
 @contextmanager
 def _servers(shards: int, workers: int) -> Iterator[Callable[[int], Any] | None]:
-    """Parameter servers as threads, and how a worker reaches them; None if none are needed."""
+    """A function that connects the worker of a rank, once, to parameter servers; None if none are needed."""
     if shards == 0:
         yield None
         return
-    from syncline.comms.parameter_server.client import ParameterServers
-    from syncline.comms.parameter_server.server import serve
-
-    secret = secrets.token_bytes(32)
-    addresses: dict[int, str] = {}
-    is_ready, is_over = threading.Semaphore(0), threading.Event()
-
-    def tell(shard: int, address: str) -> None:
-        addresses[shard] = address
-        is_ready.release()
-
-    threads = [
-        threading.Thread(
-            target=serve,
-            args=("127.0.0.1", secret),
-            kwargs={
-                "shard_index": shard,
-                "shards": shards,
-                "size": workers,
-                "on_ready": lambda address, shard=shard: tell(shard, address),
-                "should_stop": is_over.is_set,
-            },
-            name=f"server {shard}",
-        )
-        for shard in range(shards)
-    ]
-    for thread in threads:
-        thread.start()
-    opened: dict[int, ParameterServers] = {}
-
-    def open_servers(rank: int) -> ParameterServers:
-        if rank not in opened:
-            places = [addresses[shard] for shard in range(shards)]
-            opened[rank] = ParameterServers(places, secret, rank=rank, size=workers, timeout_s=_TIMEOUT_S)
-        return opened[rank]
-
-    try:
-        for _ in threads:
-            assert is_ready.acquire(timeout=_TIMEOUT_S), "a parameter server did not start"
-        yield open_servers
-    finally:
-        is_over.set()
-        for client in opened.values():
-            client.close()
-        for thread in threads:
-            thread.join(_TIMEOUT_S)
+    with servers_on_threads(shards, workers, timeout_s=_TIMEOUT_S) as connect, ExitStack() as clients:
+        yield cache(lambda rank: clients.enter_context(closing(connect(rank))))

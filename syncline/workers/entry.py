@@ -1,6 +1,7 @@
-"""Where a worker process starts, on every engine: join the run, do its part, say how it went.
+"""Where a worker process starts, on every engine: join the run, train or serve, report the result.
 
-Here: `run_worker`. Not here: how the process came to be (`engines/`).
+Here: `run_worker`. Not here: starting the process (`engines/`), training (`loop.py`), and the parameter server itself
+(`comms/parameter_server/`).
 """
 
 from __future__ import annotations
@@ -16,61 +17,62 @@ from typing import Any
 
 import torch
 
-from syncline import payload
+from syncline import task_file
 from syncline.checkpoint import store
-from syncline.comms.control import Finished, Ticket, Welcome
-from syncline.errors import ConfigError, PeerLost
-from syncline.plan.plan import Plan
+from syncline.checkpoint.schema import CheckpointState
+from syncline.comms.control import Finished, LaunchSpec, ServerReady, Welcome
+from syncline.comms.parameter_server.server import serve
+from syncline.compute.allocator import keep_memory
+from syncline.errors import ConfigError, PeerFailed
+from syncline.planning.plan import Plan
 from syncline.task import Script, Task
 from syncline.telemetry.run_dir import RunDir
 from syncline.workers import own_loop
-from syncline.workers.allocator import keep_memory
 from syncline.workers.build import build_model, build_sources, parameter_shapes
-from syncline.workers.course import Course
 from syncline.workers.failure import describe_failure
 from syncline.workers.job import Job
 from syncline.workers.link import Link
 from syncline.workers.loop import train
-from syncline.workers.runtime import Runtime
-from syncline.workers.serve import run_server
+from syncline.workers.session import Session
+from syncline.workers.stepper import Stepper
 
 __all__ = ["load_trained_model", "parameter_shapes", "run_worker"]
 
 _SAMPLES_SHOWN = 8
-"""How many of the samples in flight a failure names: enough to look at, and to see what they have in common."""
+"""How many of the samples in flight a failure report names."""
 
 
-def run_worker(ticket: Ticket) -> int:
-    """Take part in the run that `ticket` names; the process's exit code is returned."""
-    link = Link(ticket, os.getpid())
-    runtime: Runtime | None = None
+def run_worker(spec: LaunchSpec) -> int:
+    """Take part in the run that `spec` names. The exit code of the process."""
+    link = Link(spec, os.getpid())
+    session: Session | None = None
     try:
         keep_memory()
-        faulthandler.enable(all_threads=False)  # a crash in native code leaves in the log where Python was
-        # Ctrl-C is the driver's to handle; a polite request to end means: save and stop at the next step.
+        faulthandler.enable(all_threads=False)  # a crash in native code logs the Python stack
+        # The driver handles Ctrl-C. SIGTERM means: save and stop at the next step.
         signal.signal(signal.SIGINT, signal.SIG_IGN)
         signal.signal(signal.SIGTERM, lambda *_: link.on_terminate())
-        _be_where_the_driver_is(link.welcome, is_elsewhere=ticket.is_elsewhere)
+        _adopt_driver_paths(link.welcome, is_remote=spec.is_remote)
         plan = Plan.from_dict(link.welcome.plan)
-        if plan.is_server(link.rank):
-            run_server(link, plan)
-            link.send(Finished(link.rank, stopped_early=False, summary={}))
+        if plan.is_server(link.worker_id):
+            _run_server(link, plan)
+            link.send(Finished(link.worker_id, stopped_early=False, summary={}))
             return 0
-        runtime = Runtime.connected(link)
-        what = payload.read(Path(link.files.payload_path))
-        stopped_early, summary = _run_script(what, runtime) if isinstance(what, Script) else _run_task(what, runtime)
-        link.send(Finished(link.rank, stopped_early, summary))
+        session = Session.connected(link)
+        what = task_file.read(Path(link.files.task_path))
+        stopped_early, summary = _run_script(what, session) if isinstance(what, Script) else _run_task(what, session)
+        link.send(Finished(link.worker_id, stopped_early, summary))
         return 0
     except BaseException as error:
-        step, samples = runtime.in_flight if runtime else (0, None)
+        step, samples = session.in_flight if session else (0, None)
         shown = [int(s) for s in samples[:_SAMPLES_SHOWN]] if samples is not None else []
-        if runtime is not None:
-            runtime.collective.abort()  # nobody should wait for this worker any more
-            runtime.finish_writing()
-        is_first_step = runtime is None or not runtime.recorder.last_step
+        if session is not None:
+            session.collective.abort()  # so that no other worker waits for this one
+            session.checkpoints.finish_writing()
+        is_first_step = session is None or not session.recorder.last_step
         link.send(
             describe_failure(
-                error, rank=link.rank, life=link.life, step=step, samples=shown, is_first_step=is_first_step
+                error, worker_id=link.worker_id, life=link.life, step=step, samples=shown, is_first_step=is_first_step
             )
         )
         return 1
@@ -78,9 +80,9 @@ def run_worker(ticket: Ticket) -> int:
         link.close()
 
 
-def _be_where_the_driver_is(welcome: Welcome, *, is_elsewhere: bool) -> None:
-    """Find the same modules and files as the driver; on another machine, as far as they are there."""
-    if not is_elsewhere:
+def _adopt_driver_paths(welcome: Welcome, *, is_remote: bool) -> None:
+    """Use the driver's module path and working directory; on another machine, the parts that exist there."""
+    if not is_remote:
         sys.path[:] = welcome.python_path
         os.chdir(welcome.working_dir)
         return
@@ -89,45 +91,59 @@ def _be_where_the_driver_is(welcome: Welcome, *, is_elsewhere: bool) -> None:
         os.chdir(welcome.working_dir)
 
 
-def _run_task(task: Task, runtime: Runtime) -> tuple[bool, dict[str, Any]]:
-    job = Job(task, runtime)
-    while runtime.enter_view():
+def _run_task(task: Task, session: Session) -> tuple[bool, dict[str, Any]]:
+    job = Job(task, session)
+    while session.join_view():
         try:
-            job.enter_view()
+            job.prepare()
             position = train(job)
-            stopped_early = not job.is_complete(position)
+            stopped_early = not job.stepper.progress.is_complete(position)
             if not stopped_early and job.plan.evaluate_every:
                 job.evaluate(position)
-            _end(job.course, runtime, stopped_early=stopped_early)
-        except PeerLost:
-            continue  # who is lost is the coordinator's to say, and how to go on
-        runtime.close()
-        return stopped_early, runtime.summary(position, job.metrics)
-    return False, {}  # this worker was asked to leave
+            peak_memory = job.stepper.finish(stopped_early=stopped_early)
+        except PeerFailed:
+            continue  # the coordinator decides how to continue, and announces a new View
+        session.close()
+        return stopped_early, _summary(job.stepper, job.metrics, peak_memory)
+    return False, {}  # this worker is no longer a member
 
 
-def _run_script(script: Script, runtime: Runtime) -> tuple[bool, dict[str, Any]]:
+def _run_script(script: Script, session: Session) -> tuple[bool, dict[str, Any]]:
     sys.argv = [script.path, *script.arguments]
     sys.path.insert(0, str(Path(script.path).parent))
     worker: own_loop.Worker | None = None
-    while runtime.enter_view():
-        worker = own_loop.connect(runtime, worker)
+    while session.join_view():
+        worker = own_loop.connect(session, worker)
         try:
             stopped_early = _execute(script)
             worker.end_loop()
-            _end(worker.course, runtime, stopped_early=stopped_early)
-        except (PeerLost, own_loop.LoopBegunAgain):
-            continue  # the script goes on from where the workers are, as when a run is resumed
-        runtime.close()
-        return stopped_early, runtime.summary(worker.course.position, worker.metrics)
+            peak_memory = worker.stepper.finish(stopped_early=stopped_early)
+        except (PeerFailed, own_loop.LoopRestarted):
+            continue  # the restarted script continues from where the workers are, as in a resumed run
+        session.close()
+        return stopped_early, _summary(worker.stepper, worker.metrics, peak_memory)
     return False, {}
 
 
+def _summary(stepper: Stepper, metrics: dict[str, float], peak_memory: dict[str, int]) -> dict[str, Any]:
+    """What the driver shows at the end."""
+    session, position = stepper.session, stepper.progress.position
+    samples = session.plan.train_samples
+    return {
+        "metrics": metrics,
+        "steps": position.step,
+        "epochs": position.epoch + (position.cursor / samples if samples else 0.0),
+        "samples": session.recorder.total_samples,
+        "seconds": session.recorder.total_seconds,
+        "peak_memory_bytes": peak_memory,
+    }
+
+
 def _execute(script: Script) -> bool:
-    """Run the user's script to its end. Whether it was stopped before."""
+    """Run the user's script to its end. True if it was stopped early."""
     try:
         runpy.run_path(script.path, run_name="__main__")
-    except own_loop.LoopBegunAgain:
+    except own_loop.LoopRestarted:
         raise
     except own_loop.LoopStopped:
         return True
@@ -137,21 +153,32 @@ def _execute(script: Script) -> bool:
     return False
 
 
-def _end(course: Course, runtime: Runtime, *, stopped_early: bool) -> None:
-    course.save(is_last=True)
-    runtime.tell_peak_memory()
-    runtime.collective.barrier()  # whoever leaves knows that all is saved
-    course.close_ledger(stopped_early=stopped_early)
-
-
 def load_trained_model(what: Task | Script, run_dir: RunDir) -> torch.nn.Module:
     """The model of a run with the weights of its last checkpoint, in evaluation mode."""
     if isinstance(what, Script):
         raise ConfigError(
-            "A script's model is its own: build it as the script does, and load the checkpoint's 'model' into it."
+            "The model of a script cannot be rebuilt here: build it as the script does, and load the checkpoint's "
+            "'model' into it.",
+            code="script-model",
         )
     _, state, _ = store.newest_sound(run_dir.checkpoints)
     train_source, _ = build_sources(what)
     model = copy.deepcopy(build_model(what, train_source, seed=0))
-    model.load_state_dict(state["model"])
+    model.load_state_dict(CheckpointState.from_dict(state).model)
     return model.eval()
+
+
+def _run_server(link: Link, plan: Plan) -> None:
+    """Serve until every worker has said goodbye."""
+    torch.set_num_threads(1)  # its recorder reports from the start that it waits, which is normal for a server
+    serve(
+        link.host,
+        bytes.fromhex(link.welcome.secret),
+        shard_index=link.worker_id - plan.size,
+        shards=plan.servers,
+        size=plan.size,
+        on_ready=lambda address: link.send(ServerReady(link.worker_id, address, link.life)),
+        should_stop=lambda: link.is_aborted or link.is_released,
+    )
+    if link.is_aborted:
+        raise PeerFailed("The run has failed on another worker.", code="run-failed")

@@ -1,7 +1,7 @@
-"""Telling the coordinator what went wrong, so that a user reads what their own code did, and once.
+"""Reporting an exception to the coordinator, so that the user sees their own code's error, once.
 
-Here: from an exception to a `Failed` message, with the user's frames only and short enough to arrive. Not here: which
-of several failures came first, and the words around it (`coordinator/`).
+Here: converting an exception to a `Failed` message with the user's frames only, short enough to send. Not here: which
+of several failures came first, and the text around it (`coordinator/root_cause.py`).
 """
 
 from __future__ import annotations
@@ -9,61 +9,72 @@ from __future__ import annotations
 import re
 import traceback
 from pathlib import Path
+from typing import Any
 
 from syncline.comms.control import Failed
-from syncline.errors import PeerLost, SynclineError
-
-__all__ = ["describe_failure"]
+from syncline.errors import PeerFailed, SynclineError
 
 _LONGEST_MESSAGE = 4_000
 _LONGEST_TRACEBACK = 40_000
-"""In characters. The control channel takes 4 MiB, and nobody reads as much."""
+"""In characters. The control channel takes 4 MiB, more than anyone reads."""
 
 _FRAME = re.compile(r'^  File "([^"\n]+)", line .*\n(?:    .*\n)*', re.MULTILINE)
 _PLUMBING = (
     str(Path(__file__).parent.parent),  # Syncline itself
-    "<frozen ",  # Python's own way to a module
-    "/torch/nn/modules/module.py",  # two frames for each layer that calls another
+    "<frozen ",  # Python's import machinery
+    "/torch/nn/modules/module.py",  # two frames for each nested layer
     "/torch/utils/data/_utils/",
 )
 _FROM_LOADER = re.compile(r"Caught \w+ in DataLoader worker process \d+\.\nOriginal (Traceback .*)", re.DOTALL)
 
 
 def describe_failure(
-    error: BaseException, *, rank: int, step: int, samples: list[int], life: int = 0, is_first_step: bool = True
+    error: BaseException, *, worker_id: int, step: int, samples: list[int], life: int = 0, is_first_step: bool = True
 ) -> Failed:
-    """The message for `error`. Frames of ours, and of torch's, are left out where they only lead to the user's code."""
-    kind, message = type(error).__name__, "\n".join([_words_of(error), *getattr(error, "__notes__", ())])
+    """The message for `error`. Frames of Syncline and torch above the user's last frame are left out."""
+    kind, message = type(error).__name__, "\n".join([_message_of(error), *getattr(error, "__notes__", ())])
     if isinstance(error, SynclineError):
-        text = ""  # the message says it all
+        text = ""  # the message is complete without a traceback
     elif (found := _FROM_LOADER.search(message)) is not None:
-        # The exception is torch's copy. What happened in the loader's process is in its message, traceback and all.
+        # torch re-raises a copy; its message holds the traceback of the loader process.
         text = found[1]
         kind, message = _exception_in(text)
     else:
         text = "".join(traceback.TracebackException.from_exception(error, compact=True).format())
     return Failed(
-        rank=rank,
+        worker_id=worker_id,
         kind=kind,
         message=_shortened(message.strip() or kind, _LONGEST_MESSAGE),
         traceback=_shortened(_users_part(text), _LONGEST_TRACEBACK),
         step=step,
         samples=samples,
-        consequence=isinstance(error, PeerLost),
+        consequence=isinstance(error, PeerFailed),
         life=life,
         is_first_step=is_first_step,
+        code=error.code if isinstance(error, SynclineError) else None,
+        facts=_plain(error.facts) if isinstance(error, SynclineError) else {},
     )
 
 
-def _words_of(error: BaseException) -> str:
+def _plain(facts: dict[str, Any]) -> dict[str, Any]:
+    """What of the facts can be sent; tensors and the like stay behind."""
+    simple = (str, int, float, type(None))
+    return {
+        name: value
+        for name, value in facts.items()
+        if isinstance(value, simple) or (isinstance(value, list) and all(isinstance(v, simple) for v in value))
+    }
+
+
+def _message_of(error: BaseException) -> str:
     try:
         return str(error)
-    except Exception as another:  # the class is the user's, and so is the way it prints itself
-        return f"its text cannot be made: {type(another).__name__}"
+    except Exception as another:  # the user's class may have a broken __str__
+        return f"its message cannot be formatted: {type(another).__name__}"
 
 
 def _exception_in(text: str) -> tuple[str, str]:
-    """The kind and the message at the end of a traceback that is only known as text."""
+    """The exception's type and message, from a traceback that is available as text only."""
     last = max((frame.end() for frame in _FRAME.finditer(text)), default=0)
     kind, _, message = text[last:].strip().partition(": ")
     return kind.rpartition(".")[2], message
@@ -81,9 +92,9 @@ def _is_plumbing(frame: re.Match[str]) -> bool:
 
 
 def _shortened(text: str, most: int) -> str:
-    """`text` as it can be sent: without its middle if it is too long, for what matters is at the ends."""
-    text = text.encode(errors="backslashreplace").decode()  # a file name may hold what is no text
+    """`text` without its middle if it is too long: what matters is at the ends."""
+    text = text.encode(errors="backslashreplace").decode()  # a file name may hold bytes that are not valid text
     if len(text) <= most:
         return text
     kept = most // 2
-    return f"{text[:kept]} [... {len(text) - 2 * kept:,} characters are left out here ...] {text[-kept:]}"
+    return f"{text[:kept]} [... {len(text) - 2 * kept:,} characters omitted ...] {text[-kept:]}"

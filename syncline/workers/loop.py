@@ -1,44 +1,29 @@
-"""The training loop: every moment of a step, in order, by name.
+"""The built-in training loop.
 
-Here: the order of things. Not here: what each of them does (`job.py` builds them; `compute.py`, `step.py`,
-`evaluate.py`, `checkpoint/` do them).
+Here: what the loop adds to a step: computing, the end of an epoch. Not here: the order inside a step (`stepper.py`),
+and what is computed (`job.py`).
 """
 
 from __future__ import annotations
 
-from syncline.data.order import Position
+from syncline.data.assignment import Position
 from syncline.workers.job import Job
-
-__all__ = ["train"]
 
 
 def train(job: Job) -> Position:
     """Train from the start of the View to the end of the plan, or to a step at which all workers agreed to stop."""
-    position, recorder = job.course.start, job.recorder
+    stepper, recorder = job.stepper, job.recorder
     with job.fetch_ahead() as batches:
         recorder.start()
         for fetched in batches:
             share, batch = fetched.share, job.to_device(fetched.data)
-            recorder.mark("data")
-
-            job.course.look_up()  # whether there is another View, and whether a fault is to be tried out
-            job.seed_step(position)
-            job.exchange.before_forward()
+            stepper.begin_step(share)  # check membership, fault hook, seed; marks "data"
             local = job.forward_and_backward(share, batch)  # marks "forward" and "backward"
-
-            outcome = job.update(share, local)  # marks "exchange" and "update"
-            if not outcome.is_finite:
-                job.on_non_finite(share, local.loss, position)
-
-            position = share.after
-            job.after_update(share, outcome)
-            recorder.step(position, len(share.indices), share.batch, outcome.loss, outcome.correct, job.trained.lr)
-
-            if job.ends_epoch(position):
-                job.after_epoch(position)
-            if outcome.stop or job.is_complete(position):
+            stepper.update(share, local.loss, local.correct)  # exchange, clip, update, advance, record; marks both
+            if job.ends_epoch(share.after):
+                job.after_epoch(share.after)
+            if stepper.end_step():  # stop, or save a checkpoint
                 break
-            if outcome.save:
-                job.course.save()
-    recorder.flush(position, job.trained.lr)
+    position = stepper.progress.position
+    recorder.flush(position, job.state.lr)
     return position

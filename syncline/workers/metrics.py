@@ -1,10 +1,10 @@
 """Metrics by their torchmetrics names, computed batch by batch and merged in the order of the batches.
 
-Here: making them and merging their states. Not here: which batch is evaluated where (`evaluate.py`). Merging in batch
-order, whoever computed a batch, gives the same number for any number of workers, to the last bit.
+Here: building them and merging their states. Not here: which batch is evaluated on which worker (`evaluate.py`).
+Merging in batch order, whichever worker computed a batch, gives bit-identical results for any number of workers.
 
 torchmetrics takes more than a second to import, in every worker. So it is imported only when the first evaluation needs
-it, and the one metric that nearly everybody wants, the accuracy of a classification, is counted here without it.
+it, and the most common metric, classification accuracy, is computed here without it.
 """
 
 from __future__ import annotations
@@ -15,21 +15,19 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from syncline.catalogue import metrics
-from syncline.catalogue.lookup import find
 from syncline.config.spec import Spec
 from syncline.errors import ConfigError
+from syncline.models.catalog import metrics
+from syncline.models.catalog.lookup import find
 
 if TYPE_CHECKING:
     from torchmetrics import Metric
-
-__all__ = ["MetricSet"]
 
 State = dict[str, Any]
 
 
 class MetricSet:
-    """The metrics of a task. They are made when the first output shows how many classes there are."""
+    """The metrics of a task, built when the first output shows the number of classes."""
 
     def __init__(self, wanted: Sequence[Spec | Any]) -> None:
         self._wanted = wanted
@@ -43,7 +41,7 @@ class MetricSet:
         for name, metric in self._metrics.items():
             metric.reset()
             metric.update(output, target)
-            # A list is emptied when the metric is reset for the next batch.
+            # Copied: resetting the metric for the next batch empties its lists.
             held = {key: getattr(metric, key) for key in metric._reductions}
             states[name] = {key: list(value) if isinstance(value, list) else value for key, value in held.items()}
         return states
@@ -55,21 +53,25 @@ class MetricSet:
             metric.reset()
             for key, reduction in metric._reductions.items():
                 setattr(metric, key, _merge([s[name][key] for s in states], reduction, name))
-            metric._update_count = len(states)  # or torchmetrics warns that there was nothing to compute from
+            metric._update_count = len(states)  # or torchmetrics warns that compute was called before update
             try:
                 value = metric.compute()
             except (IndexError, RuntimeError, ValueError) as error:
-                raise ConfigError(f"The metric {name} cannot be computed from this data: {error}") from error
+                raise ConfigError(
+                    f"The metric {name} cannot be computed from this data: {error}", code="metric", metric=name
+                ) from error
             if not isinstance(value, torch.Tensor) or value.numel() != 1:
                 raise ConfigError(
-                    f"The metric {name} is not a single number; choose one that is, or give it an average."
+                    f"The metric {name} is not a single number. Choose one that is, or set its average option.",
+                    code="metric-shape",
+                    metric=name,
                 )
             results[name] = float(value)
         return results
 
 
 class PlainAccuracy:
-    """What `torchmetrics.Accuracy(task="multiclass")` gives: the part of all predictions that are right."""
+    """The same as `torchmetrics.Accuracy(task="multiclass", average="micro")`."""
 
     _update_count = 0
 
@@ -78,7 +80,6 @@ class PlainAccuracy:
         self.reset()
 
     def reset(self) -> None:
-        """Forget everything."""
         self.correct, self.total = torch.tensor(0), torch.tensor(0)
 
     def update(self, output: torch.Tensor, target: torch.Tensor) -> None:
@@ -87,12 +88,11 @@ class PlainAccuracy:
         self.total = torch.tensor(target.numel())
 
     def compute(self) -> torch.Tensor:
-        """Right ones out of all."""
         return self.correct / self.total
 
 
 def dim_zero_sum(values: torch.Tensor) -> torch.Tensor:
-    """Marks a state that is added up, by the name that torchmetrics gives this."""
+    """Marks a state that is summed, by the name of torchmetrics' own function."""
     return values.sum(0)
 
 
@@ -116,12 +116,16 @@ def _merge(values: list[Any], reduction: Any, name: str) -> Any:
 
 
 def _merged_by_metric(values: list[Any], reduction: Any, name: str) -> Any:
-    """As torchmetrics brings states of several processes together: one above the other, for a rule of the metric."""
+    """Merge as torchmetrics does across processes: stack the states and apply the metric's reduction."""
     stacked = torch.stack(values)
     if reduction is None:
-        return stacked  # the metric itself merges them when it computes
+        return stacked  # the metric merges them in `compute`
     if not callable(reduction):
-        raise ConfigError(f"The metric {name} cannot be computed in parts. Compute it from the trained model instead.")
+        raise ConfigError(
+            f"The metric {name} cannot be computed in parts. Compute it from the trained model instead.",
+            code="metric-parts",
+            metric=name,
+        )
     return reduction(stacked)
 
 
@@ -149,7 +153,7 @@ def _make(wanted: Spec | Any, output: torch.Tensor) -> Metric | PlainAccuracy:
     try:
         metric: Metric = found(**options)
     except (TypeError, ValueError) as error:
-        raise ConfigError(f"The metric {wanted} cannot be made: {error}") from error
+        raise ConfigError(f"The metric {wanted} cannot be built: {error}") from error
     return metric
 
 

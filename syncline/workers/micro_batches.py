@@ -1,8 +1,8 @@
-"""In how many pieces a worker computes its share of a step.
+"""Into how many micro-batches a worker divides its share of a step.
 
-Here: `MicroBatches`: as many as the plan says, or more if a limit of memory demands it; found anew in every View,
-because shares grow when workers are lost. Not here: what memory a sample takes (`memory.py`), and what follows from it
-(`plan/memory.py`).
+Here: `MicroBatches`: as many as the plan says, or more if a memory limit requires it. The number is determined again in
+every View, because shares grow when the number of workers shrinks. Not here: how much memory a sample takes
+(`compute/memory.py`), and what follows from it (`compute/memory_use.py`).
 """
 
 from __future__ import annotations
@@ -12,69 +12,69 @@ from dataclasses import asdict
 
 from torch.nn.modules.batchnorm import _BatchNorm
 
+from syncline.compute.batch_norm import has_global_batch_norm
+from syncline.compute.memory import agree_on_use, extra_memory, measure_use
+from syncline.compute.memory_use import MemoryUse, Pieces, pieces_within
 from syncline.data.order import Share
-from syncline.plan.memory import MemoryUse, Pieces, pieces_within
 from syncline.strategies.exchange import Replica
-from syncline.telemetry.events import Noted
-from syncline.workers.batch_norm import has_global_batch_norm
-from syncline.workers.evaluate import BLOCK
-from syncline.workers.memory import agreed_use, measure_use, needed_besides
-from syncline.workers.runtime import Runtime
+from syncline.telemetry.events import InfoMessage
+from syncline.workers.session import Session
 
-__all__ = ["MicroBatches"]
+BLOCK = 256
+"""How many samples are evaluated at once, if memory allows."""
 
 
 class MicroBatches:
-    """The pieces of a share. `try_out(samples)` takes a forward and a backward pass, of which nothing remains."""
+    """The micro-batches of a share. `dry_run(samples)` does a forward and a backward pass without side effects."""
 
-    def __init__(self, runtime: Runtime, try_out: Callable[[int], None]) -> None:
-        self._runtime, self._try_out = runtime, try_out
+    def __init__(self, session: Session, dry_run: Callable[[int], None]) -> None:
+        self._session, self._dry_run = session, dry_run
         self._use: MemoryUse | None = None
         self._count = 1
-        self._are_equally_many = False
+        self._must_be_equal = False
         self.at_once = BLOCK
         """How many samples are evaluated at a time."""
 
-    def enter_view(self, replica: Replica) -> None:
-        """Find out how many pieces the present members need. All of them call this together."""
-        plan = self._runtime.plan
+    def divide(self, replica: Replica) -> None:
+        """Determine the number of micro-batches in the current View; all members call this together."""
+        plan = self._session.plan
         self._count, self.at_once = plan.accumulate, BLOCK
-        self._are_equally_many = has_global_batch_norm(replica.model)
+        self._must_be_equal = has_global_batch_norm(replica.model)
         limit = plan.memory_limit_bytes
         if limit is None:
             return
         share = -(-plan.batch // plan.size)
-        self._use = agreed_use(self._runtime.collective, self._use, lambda: self._measure(replica, share, limit))
+        self._use = agree_on_use(self._session.collective, self._use, lambda: self._measure(replica, share, limit))
         found = pieces_within(limit, self._use, share, plan.accumulate)
         self._count, self.at_once = found.count, min(BLOCK, found.samples)
-        self._tell(found, replica)
+        self._report(found, replica)
 
     def of(self, share: Share) -> int:
-        """Workers whose batch norm waits for the others have equally many, and nobody has an empty one."""
-        if self._count == 1 or not self._are_equally_many:
+        """The number for `share`. With global batch norm all workers have the same number, and none of them empty."""
+        if self._count == 1 or not self._must_be_equal:
             return self._count
-        return min(self._count, max(1, share.batch // self._runtime.plan.size))
+        return min(self._count, max(1, share.batch // self._session.plan.size))
 
     def _measure(self, replica: Replica, share: int, limit_bytes: int) -> MemoryUse:
-        collective = self._runtime.collective
+        collective = self._session.collective
         return measure_use(
-            self._try_out,
+            self._dry_run,
             replica.model,
             share=share,
-            batch=self._runtime.plan.batch,
+            batch=self._session.plan.batch,
             limit_bytes=limit_bytes,
-            more=needed_besides(replica.model, replica.optimizer, collective),
+            more=extra_memory(replica.model, replica.optimizer, collective),
             collective=collective,
-            device=self._runtime.device,
+            device=self._session.device,
         )
 
-    def _tell(self, found: Pieces, replica: Replica) -> None:
-        if self._runtime.rank != 0:
+    def _report(self, found: Pieces, replica: Replica) -> None:
+        if self._session.rank != 0:
             return
-        self._runtime.recorder.emit(Noted(message=found.in_words(), details={"memory": asdict(found)}))
-        is_finer = found.count > self._runtime.plan.accumulate
+        self._session.recorder.emit(InfoMessage(message=found.describe(), details={"memory": asdict(found)}))
+        is_finer = found.count > self._session.plan.accumulate
         if is_finer and any(isinstance(m, _BatchNorm) for m in replica.model.modules()):
-            self._runtime.warn(
-                "Batch norm takes its statistics from one micro-batch at a time, so --memory-limit changes the result "
-                "of this model a little."
+            self._session.warn(
+                "Batch norm computes its statistics on one micro-batch at a time, so --memory-limit changes the result "
+                "of this model slightly."
             )

@@ -1,15 +1,15 @@
 """A user's own training loop as a worker: `syncline.worker()` and what `prepare` returns.
 
-Here: the objects that stand in for the user's optimiser and data loader, so that their loop drives the same exchange
-as the built-in one. Not here: the exchange and the update themselves (`step.py`).
+Here: the objects that stand in for the user's optimizer and data loader, so that their loop drives the same steps as
+the built-in one. Not here: the order of a step (`stepper.py`).
 
     worker = syncline.worker()
     model, optimizer, batches = worker.prepare(model, optimizer, loader)
 
 Under `syncline run my_loop.py --workers 4` each worker sees its share of every batch; under `python my_loop.py` one
-worker sees all of it. On resumption the loop runs as written: `batches` is empty for epochs that are done, and starts
-in the middle of the one that is not. When a worker is lost, joins or leaves, the others do the same in the processes
-that they are in: the script is begun again, and `prepare` fills the new objects with the live state.
+worker sees all of it. When the run resumes, the script runs as written: `batches` is empty for epochs that are done,
+and starts in the middle of the one that is not. When a worker fails, joins or leaves, the other processes restart the
+script in the same way, and `prepare` loads the live state into the new objects.
 """
 
 from __future__ import annotations
@@ -22,95 +22,95 @@ from typing import Any
 import torch
 from torch.utils.data import DataLoader, RandomSampler, SequentialSampler, TensorDataset, default_collate
 
-from syncline.data.order import Position, SampleOrder, Share
-from syncline.data.prefetch import Ahead, Fetched, InLine, ahead_of
+from syncline.compute.batch_norm import has_global_batch_norm, take_part_without_samples
+from syncline.data.assignment import Position
+from syncline.data.order import SampleOrder, Share
+from syncline.data.prefetch import Fetched, InlineFetcher, Prefetcher, prefetched
 from syncline.data.source import DatasetSource, as_source
-from syncline.errors import ConfigError, PeerLost
-from syncline.telemetry.events import Logged
-from syncline.workers.batch_norm import has_global_batch_norm, take_part_without_samples
-from syncline.workers.compute import to_device
-from syncline.workers.course import Course
-from syncline.workers.runtime import Runtime
-from syncline.workers.step import Outcome, Update
-from syncline.workers.trained import Parts, Trained
+from syncline.errors import ConfigError, PeerFailed
+from syncline.telemetry.events import MetricsLogged
+from syncline.workers.forward import to_device
+from syncline.workers.session import Session
+from syncline.workers.stepper import Stepper
+from syncline.workers.train_state import Parts, TrainState
 
-__all__ = ["LoopBegunAgain", "LoopStopped", "Worker", "connect", "worker"]
+__all__ = ["LoopRestarted", "LoopStopped", "Worker", "connect", "worker"]
 
 
 class LoopStopped(SystemExit):
     """Raised inside the user's loop when all workers have agreed to stop; the work is saved."""
 
 
-class LoopBegunAgain(SystemExit):
-    """Raised inside the user's loop when the workers are others from now on: the script is begun again."""
+class LoopRestarted(SystemExit):
+    """Raised inside the user's loop when the membership has changed: the script is restarted in this process."""
 
 
 class Worker:
-    """This process's place among the workers of a run.
+    """This process as one of the workers of a run.
 
-    `earlier` is the one of the last View, in which the script had come to some point.
+    `earlier` is the worker of the last View, in which the script had reached some point.
     """
 
-    def __init__(self, runtime: Runtime, earlier: Worker | None = None) -> None:
-        self._runtime = runtime
-        self._course: Course | None = earlier._course if earlier is not None else None
+    def __init__(self, session: Session, earlier: Worker | None = None) -> None:
+        self._session = session
+        self._stepper: Stepper | None = earlier._stepper if earlier is not None else None
         self._prepared: _Prepared | None = None
         self._metrics: dict[str, float] = {}
 
     @property
     def rank(self) -> int:
         """From 0 to `size` - 1. Let rank 0 print and write files."""
-        return self._runtime.rank
+        return self._session.rank
 
     @property
     def size(self) -> int:
-        """How many workers there are."""
-        return self._runtime.plan.size
+        return self._session.plan.size
 
     @property
     def device(self) -> torch.device:
-        """Where this worker computes."""
-        return self._runtime.device
+        return self._session.device
 
     def prepare(self, *objects: Any, clip_norm: float | None = None) -> tuple[Any, ...]:
-        """The model, optimiser and DataLoader as the loop is to use them, in the order given.
+        """The model, optimizer and DataLoader for use in the loop, in the order given.
 
-        The DataLoader's batch size is that of a step over all workers together. Learning-rate schedulers may be given,
-        too: they then become part of the checkpoints. `clip_norm` clips the combined gradient, which
-        `clip_grad_norm_` in the loop, before the exchange, cannot see.
+        The DataLoader's batch size is the global one, over all workers. Pass learning-rate schedulers too, so that they
+        become part of the checkpoints. `clip_norm` clips the combined gradient; `clip_grad_norm_` in the loop would
+        clip each worker's own, before the exchange.
         """
         if self._prepared is not None:
-            raise ConfigError("prepare was called a second time. Call it once, with all objects.")
-        with _beginning_again():
-            self._prepared = _Prepared(self._runtime, self._course, objects, clip_norm)
-        self._course = self._prepared.course
+            raise ConfigError(
+                "prepare was called a second time. Call it once, with all objects.", code="prepared-twice"
+            )
+        with _restarting():
+            self._prepared = _Prepared(self._session, self._stepper, objects, clip_norm)
+        self._stepper = self._prepared.stepper
         return self._prepared.objects
 
     def log(self, **metrics: float) -> None:
-        """Report numbers: they appear in the terminal, the events and, the latest ones, in the summary."""
+        """Report numbers: they appear in the terminal and the events, and the latest ones in the summary."""
         values = {name: float(value) for name, value in metrics.items()}
         self._metrics.update(values)
-        step = self._prepared.course.position.step if self._prepared else 0
+        step = self._prepared.stepper.progress.position.step if self._prepared else 0
         if self.rank == 0:
-            self._runtime.recorder.emit(Logged(rank=0, step=step, metrics=values))
+            self._session.recorder.emit(MetricsLogged(worker_id=self._session.worker_id, step=step, metrics=values))
 
     @property
-    def course(self) -> Course:
-        """Its way through the run; there is one as soon as the script has called `prepare`."""
-        assert self._course is not None, "the loop has ended"
-        return self._course
+    def stepper(self) -> Stepper:
+        """There is one as soon as the script has called `prepare`."""
+        assert self._stepper is not None, "the loop has ended"
+        return self._stepper
 
     @property
     def metrics(self) -> dict[str, float]:
-        """The latest numbers."""
-        return {**(self._prepared.trained.metrics if self._prepared else {}), **self._metrics}
+        return {**(self._prepared.state.metrics if self._prepared else {}), **self._metrics}
 
     def end_loop(self) -> None:
-        """The script has ended here: wait for the others'."""
+        """Wait for the other workers' scripts: this one has ended."""
         if self._prepared is None:
             raise ConfigError(
-                "The script ended without calling worker.prepare(model, optimizer, loader), so nothing was shared "
-                "among the workers. Add the two lines from the README, or start it with plain python."
+                "The script ended without calling worker.prepare(model, optimizer, loader), so each worker trained "
+                "alone. Add the two lines from the README, or start it with plain python.",
+                code="not-prepared",
             )
         self._prepared.end_loop()
 
@@ -119,112 +119,84 @@ class _Prepared:
     """What `prepare` made, in one View."""
 
     def __init__(
-        self, runtime: Runtime, course: Course | None, objects: tuple[Any, ...], clip_norm: float | None
+        self, session: Session, stepper: Stepper | None, objects: tuple[Any, ...], clip_norm: float | None
     ) -> None:
-        self.runtime = runtime
+        self.session = session
         model = _only("model", objects, torch.nn.Module)
-        optimizer = _only("optimiser", objects, torch.optim.Optimizer)
+        optimizer = _only("optimizer", objects, torch.optim.Optimizer)
         loader = _only("DataLoader", objects, DataLoader)
         schedulers = [o for o in objects if isinstance(o, torch.optim.lr_scheduler.LRScheduler)]
         for thing in objects:
             if not isinstance(thing, (torch.nn.Module, torch.optim.Optimizer, DataLoader, *map(type, schedulers))):
+                kind = type(thing).__name__
                 raise ConfigError(
-                    f"prepare cannot use a {type(thing).__name__}: give a model, an optimiser, a DataLoader."
+                    f"prepare cannot use a {kind}: pass a model, an optimizer, a DataLoader, and schedulers if any.",
+                    code="not-preparable",
+                    kind=kind,
                 )
-        model.to(runtime.device)
-        order = _order_of(loader, runtime.plan.seed)
-        self.course = course or Course(runtime, order, epochs=None)
-        if self.course.order != order:
-            raise ConfigError(
-                f"The script was begun again because a worker was lost, and its DataLoader is another one now: "
-                f"{order.count} samples in batches of {order.batch}, before {self.course.order.count} in batches of "
-                f"{self.course.order.batch}. A script must prepare the same each time, or run with --on-loss stop."
-            )
-        self.trained = Trained(lambda: Parts(model, optimizer, schedulers))
-        self.course.enter_view(self.trained, clip_norm=clip_norm)
-        self._schedule = (self.trained.epochs_closed, self.trained.progress_state())
-        self._update = Update(
-            self.course.replica, self.course.exchange, runtime.recorder, calls=runtime, clip_norm=clip_norm
-        )
-        self._share: Share | None = None
-        self._outcome: Outcome | None = None  # of the last step, if it is not attended to yet
+        model.to(session.device)
+        order = _order_of(loader, session.plan.seed)
+        self.stepper = stepper or Stepper(session, order, epochs=None)
+        _check_same_data(self.stepper.progress.order, order)
+        self.state = TrainState(lambda: Parts(model, optimizer, schedulers))
+        self.stepper.enter_view(self.state, clip_norm=clip_norm)
+        self._progress_at_start = self.state.progress()
+        self._share: Share | None = None  # of the step in progress
         self._without_samples = ExitStack()
         self._batches = PreparedBatches(self, loader)
-        self._optimizer = PreparedOptimizer(optimizer, self.step, self.course.replica.gradients.zero_)
+        self._optimizer = PreparedOptimizer(optimizer, self.step, self.stepper.replica.gradients.zero_)
         substitutes = {id(optimizer): self._optimizer, id(loader): self._batches}
         self.objects = tuple(substitutes.get(id(o), o) for o in objects)
 
     def begin_epoch(self, epoch: int) -> None:
-        """The loop comes to this epoch."""
-        self._attend_to_last_step()
-        at, state = self._schedule
-        if epoch == at:
-            # Between the epochs that were done before, the loop has advanced its schedulers once more.
-            self.trained.load_schedule(state)
-        if epoch >= at:
-            self.trained.epochs_closed = epoch
+        """The loop starts iterating for the `epoch`-th time."""
+        self._end_last_step()
+        start = self._progress_at_start
+        if epoch == start.epochs_closed:
+            # While the loop passed over the epochs that were done before, it has advanced its schedulers once more.
+            self.state.load_schedule(start)
+        if epoch >= start.epochs_closed:
+            self.state.epochs_closed = epoch
 
     def begin_step(self, share: Share) -> None:
         """The loop takes its next batch."""
-        runtime, course = self.runtime, self.course
-        runtime.recorder.mark("data")
-        course.look_up()
+        self.stepper.begin_step(share)
         self._share = share
-        runtime.in_flight = (share.position.step, share.indices)
-        runtime.seed_step(share.position.step)
-        self.trained.begin_step(may_fail=course.can_be_interrupted)
-        runtime.recorder.waits = False
-        if len(share.indices) == 0 and has_global_batch_norm(course.replica.model):
-            self._without_samples.enter_context(take_part_without_samples(course.replica.model))
-        course.exchange.before_forward()
+        model = self.stepper.replica.model
+        if len(share.indices) == 0 and has_global_batch_norm(model):
+            self._without_samples.enter_context(take_part_without_samples(model))
 
     def step(self) -> None:
-        """The loop calls `optimizer.step()`."""
-        share, course = self._share, self.course
+        share = self._share
         if share is None:
             raise ConfigError(
-                "optimizer.step() was called, but no batch was taken from the prepared loader since the last one. "
-                "Iterate over the third thing that prepare returned, and step once for each batch."
+                "optimizer.step() was called, but no batch was taken from the prepared loader since the last call. "
+                "Iterate over the loader that prepare returned, and step once for each batch.",
+                code="step-without-batch",
             )
         self._without_samples.close()
-        self.runtime.recorder.mark("compute")
-        is_together = share.after.cursor == 0 or self._is_last(share.after)
-        with _beginning_again():
-            self._outcome = self._update(share.weight, step=share.after.step, is_together=is_together)
+        recorder = self.session.recorder
+        recorder.mark("compute")
+        with _restarting():
+            self.stepper.update(share)
         self._share = None
-        self.trained.end_step()
-        course.advance(share)
-        course.tell_how_it_went_on()
-        self.runtime.recorder.step(share.after, len(share.indices), share.batch, None, None, self.trained.lr)
-        self.runtime.recorder.waits = True  # what the loop does until its next batch, and how long, nobody knows
+        recorder.waits = True  # until its next batch, the loop may do anything: that is no sign of a hang
 
     def end_step(self) -> None:
-        """The loop wants another batch, so it has done all that it does after a step."""
-        with _beginning_again():
-            self._attend_to_last_step()
+        """The loop asks for another batch, so it has completed its last step: its schedulers have advanced."""
+        with _restarting():
+            self._end_last_step()
+
+    def _end_last_step(self) -> None:
+        ending = self.stepper.end_step()
+        if ending is not None:
+            raise LoopStopped(0) if ending == "stopped" else SystemExit(0)
 
     def end_loop(self) -> None:
-        """The loop has ended: wait for the others' loops."""
+        """Wait for the other workers' loops: this one has ended."""
         self._batches.close()
-        self.runtime.recorder.flush(self.course.position, self.trained.lr)
-        self._update.meet(self.course.position.step)
-
-    def _attend_to_last_step(self) -> None:
-        """Stop or save if that was agreed on in it: now that the user's schedulers have taken it in, too."""
-        outcome, self._outcome = self._outcome, None
-        if outcome is None:
-            return
-        if outcome.stop:
-            raise LoopStopped(0)
-        if self._is_last(self.course.position):
-            raise SystemExit(0)
-        if outcome.save:
-            self.course.save()
-
-    def _is_last(self, position: Position) -> bool:
-        limit = self.runtime.plan.total_steps
-        has_reached = bool(limit) and position.step - position.extra >= limit
-        return has_reached and not self.course.stint.makes_up_after(position.step)
+        self.session.recorder.flush(self.stepper.progress.position, self.state.lr)
+        self.stepper.end_loop()
 
 
 class PreparedBatches:
@@ -237,68 +209,67 @@ class PreparedBatches:
         self._source = as_source(loader.dataset) if is_plain else DatasetSource(loader.dataset, loader.collate_fn)
         self._loaders = loader.num_workers
         self._epochs_begun = 0
-        self._ahead: Ahead[Fetched] | InLine[Fetched] | None = None
+        self._ahead: Prefetcher[Fetched] | InlineFetcher[Fetched] | None = None
 
     def __len__(self) -> int:
-        return self._prepared.course.order.steps_per_epoch
+        return self._prepared.stepper.progress.order.steps_per_epoch
 
     def __iter__(self) -> Iterator[Any]:
-        epoch, course, runtime = self._epochs_begun, self._prepared.course, self._prepared.runtime
+        epoch, progress, session = self._epochs_begun, self._prepared.stepper.progress, self._prepared.session
         self._epochs_begun += 1
-        with _beginning_again():
+        with _restarting():
             self._prepared.begin_epoch(epoch)
-        start = course.position
-        # What is to be made up for when an epoch is over belongs to it: then only that is done.
-        is_owed = start.cursor == 0 and course.stint.makes_up_after(start.step)
+        start = progress.position
+        # Samples to be made up for at the end of an epoch belong to it: then only these are left of it.
+        is_owed = start.cursor == 0 and progress.assignment.has_requeued_after(start.step)
         if epoch < (start.epoch - 1 if is_owed else start.epoch):
-            return  # this epoch was done before the script was begun again
-        if epoch > start.epoch:  # the loop left the last epoch before its end
-            course.leave_out_until(Position(epoch, 0, start.step, start.extra))
+            return  # this epoch was done before the script was restarted
+        if epoch > start.epoch:  # the loop left the last epoch early
+            progress.skip_to(Position(epoch, 0, start.step, start.extra))
         self.close()
-        self._ahead = ahead_of(
+        self._ahead = prefetched(
             self._source,
-            course.order.shares_of(replace(course.left(), epochs=epoch + 1), runtime.rank),
-            samples=-(-course.order.batch // runtime.plan.size),
+            progress.order.shares_of(replace(progress.remaining(), epochs=epoch + 1), session.rank),
+            samples=-(-progress.order.batch // session.plan.size),
             loaders=self._loaders,
-            seed=runtime.plan.seed,
+            seed=session.plan.seed,
         )
-        runtime.recorder.start()
+        session.recorder.start()
         for fetched in self._ahead:
-            with _beginning_again():
+            with _restarting():
                 self._prepared.begin_step(fetched.share)
-            yield to_device(fetched.data, runtime.device)
+            yield to_device(fetched.data, session.device)
             self._prepared.end_step()
         self.close()
 
     def close(self) -> None:
-        """End fetching ahead."""
         if self._ahead is not None:
             self._ahead.close()
             self._ahead = None
 
 
 @contextmanager
-def _beginning_again() -> Iterator[None]:
-    """When the others are lost, no code of the user's should take that for an error of its own."""
+def _restarting() -> Iterator[None]:
+    """Turn `PeerFailed` into `LoopRestarted`, which no `except Exception` in the user's code catches."""
     try:
         yield
-    except PeerLost as lost:
-        raise LoopBegunAgain(0) from lost
+    except PeerFailed as failed:
+        raise LoopRestarted(0) from failed
 
 
 class PreparedOptimizer(torch.optim.Optimizer):
-    """Stands in for the user's optimiser: `step` exchanges with the other workers, then updates.
+    """Stands in for the user's optimizer: `step` exchanges with the other workers, then updates.
 
-    Everything else is the user's own optimiser, so that schedulers and code that reads param_groups go on working.
+    Everything else is the user's own optimizer, so that schedulers and code that reads param_groups keep working.
     """
 
     def __init__(self, optimizer: torch.optim.Optimizer, step: Callable[[], None], zero: Callable[[], None]) -> None:
-        # Not Optimizer.__init__: groups and state are the inner optimiser's own objects.
+        # Not Optimizer.__init__: groups and state are the inner optimizer's own objects.
         self.__dict__.update({k: v for k, v in optimizer.__dict__.items() if k != "step"})
         self._inner, self._exchange_and_step, self._zero = optimizer, step, zero
 
     def step(self, closure: Callable[[], Any] | None = None) -> Any:
-        """Exchange and update; a closure is called once before."""
+        """Call `closure` once, if given, then exchange and update."""
         result = None
         if closure is not None:
             with torch.enable_grad():
@@ -307,38 +278,37 @@ class PreparedOptimizer(torch.optim.Optimizer):
         return result
 
     def zero_grad(self, set_to_none: bool = True) -> None:
-        """Set the gradients to zero; they keep their place in the exchange buffer whatever `set_to_none` says."""
+        """Set the gradients to zero; `set_to_none` is ignored, because they live in the exchange buffer."""
         del set_to_none
         self._zero()
 
     def state_dict(self) -> dict[str, Any]:
-        """The inner optimiser's."""
         return self._inner.state_dict()
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Into the inner optimiser."""
         self._inner.load_state_dict(state_dict)
         self.__dict__.update(param_groups=self._inner.param_groups, state=self._inner.state)
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:
-        """Not after `prepare`."""
         del param_group
-        raise ConfigError("Parameters were added to a prepared optimiser. Add them before calling prepare.")
+        raise ConfigError(
+            "Parameters were added to a prepared optimizer. Add them before calling prepare.", code="prepared-optimizer"
+        )
 
 
 _current: Worker | None = None
 
 
-def connect(runtime: Runtime, earlier: Worker | None = None) -> Worker:
-    """Make `runtime` what `worker()` returns in this process; `earlier` is what it returned in the last View."""
+def connect(session: Session, earlier: Worker | None = None) -> Worker:
+    """Make `worker()` return a worker of `session`; `earlier` is what it returned in the last View."""
     global _current
-    _current = Worker(runtime, earlier)
+    _current = Worker(session, earlier)
     return _current
 
 
 def worker() -> Worker:
     """This process's worker: one of many under `syncline run`, the only one under plain `python`."""
-    return _current if _current is not None else connect(Runtime.alone())
+    return _current if _current is not None else connect(Session.alone())
 
 
 def _only(what: str, objects: tuple[Any, ...], kind: type) -> Any:
@@ -346,9 +316,22 @@ def _only(what: str, objects: tuple[Any, ...], kind: type) -> Any:
     if len(found) != 1:
         raise ConfigError(
             f"prepare needs exactly one {what} and got {len(found)}. Call it as "
-            "model, optimizer, batches = worker.prepare(model, optimizer, loader)."
+            "model, optimizer, batches = worker.prepare(model, optimizer, loader).",
+            code="prepare-objects",
+            what=what,
+            count=len(found),
         )
     return found[0]
+
+
+def _check_same_data(before: SampleOrder, now: SampleOrder) -> None:
+    if before != now:
+        raise ConfigError(
+            "The script was restarted because the membership changed, and its DataLoader is different now: "
+            f"{now.count} samples in batches of {now.batch}, before {before.count} in batches of {before.batch}. "
+            "A script must prepare the same data each time, or run with --on-worker-failure stop.",
+            code="different-data",
+        )
 
 
 def _order_of(loader: DataLoader[Any], seed: int) -> SampleOrder:
@@ -356,10 +339,14 @@ def _order_of(loader: DataLoader[Any], seed: int) -> SampleOrder:
     if loader.batch_size is None or not isinstance(sampler, (RandomSampler, SequentialSampler)):
         name = type(loader.batch_sampler if loader.batch_size is None else sampler).__name__
         raise ConfigError(
-            f"The DataLoader has a {name}, whose order the workers cannot share out. Use DataLoader(dataset, "
-            "batch_size=..., shuffle=True or False)."
+            f"The DataLoader has a {name}, whose samples cannot be divided among workers. Use DataLoader(dataset, "
+            "batch_size=..., shuffle=True or False).",
+            code="sampler",
+            sampler=name,
         )
     if loader.drop_last:
-        raise ConfigError("The DataLoader has drop_last=True. Syncline uses every sample: leave drop_last out.")
+        raise ConfigError(
+            "The DataLoader has drop_last=True. Syncline uses every sample: remove drop_last.", code="drop-last"
+        )
     count = len(loader.dataset)  # type: ignore[arg-type]  # map-style Datasets are Sized by convention only
     return SampleOrder(seed=seed, count=count, batch=loader.batch_size, shuffle=isinstance(sampler, RandomSampler))

@@ -1,8 +1,8 @@
-"""Leaving out what a worker does not need at its start.
+"""Starting a worker without loading torch's compiler.
 
-torch guards its optimisers against its own compiler, and for that loads the compiler (1.4 s here, as much as torch
-itself) when the first optimiser is made and steps, whether anything is compiled or not. Here the guards are taken off
-for as long as the compiler has not been loaded by somebody who wants it; from then on they work as torch made them.
+torch guards its optimizers against tracing by its compiler, and for that loads the compiler (1.4 s on our machine, as
+long as torch itself) when the first optimizer is created, whether anything is compiled or not. `without_compiler`
+removes the guards for as long as the compiler is not loaded; once user code loads it, they work as usual.
 """
 
 from __future__ import annotations
@@ -15,14 +15,12 @@ from typing import Any
 
 import torch
 
-__all__ = ["without_compiler"]
-
 _COMPILER = "torch._dynamo"
-_GUARD_RESULT = "__dynamo_disable"  # where torch keeps the guarded form of a function once it is made
+_GUARD_RESULT = "__dynamo_disable"  # where torch caches the guarded form of a function
 
 
 def without_compiler() -> None:
-    """Let optimisers be made and used without loading torch's compiler. Call before the first one is made."""
+    """Create and use optimizers without loading torch's compiler. Call this before the first one is created."""
     if _COMPILER in sys.modules:
         return
     for name in ("add_param_group", "zero_grad", "state_dict", "load_state_dict"):

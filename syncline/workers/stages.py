@@ -1,12 +1,12 @@
-"""Training in stages: a model that trains one part of itself after another is told how far the run is.
+"""Training in stages: a model that trains one part of itself after another, such as a stacked autoencoder.
 
-Here: `Stages`, which the built-in loop asks before every step. A model takes part by having the two methods of
-`Staged`; others are left alone. The stage is a function of the step alone, so all workers agree about it, and stopping
-and going on changes nothing. Not here: what the stages are (the model knows: `zoo/stacked_autoencoder.py`).
+Here: `Stages`, which the built-in loop calls before every step. A model opts in by implementing the two methods of
+`Staged`. The stage is a function of the step alone, so all workers agree on it, and a resumed run has the same stages.
+Not here: what the stages are (the model: `models/zoo/stacked_autoencoder.py`).
 
-A stage begins with an optimiser that remembers nothing. Otherwise momentum from before would go on moving parameters
-that the new stage leaves alone; a gradient of zero does not, unless there is weight decay. Optimisers of parameter
-servers are out of reach from here: there it goes on for a few steps.
+A stage begins with zeroed optimizer state. Otherwise momentum of the previous stage would keep moving parameters that
+the new stage freezes; a zero gradient does not, unless there is weight decay. Optimizers on parameter servers cannot be
+reset from here: there the old momentum decays over a few steps.
 """
 
 from __future__ import annotations
@@ -17,21 +17,19 @@ from typing import Protocol, cast, runtime_checkable
 import torch
 from torch import nn
 
-from syncline.data.order import Position
-from syncline.telemetry.events import Noted
-
-__all__ = ["Staged", "Stages"]
+from syncline.data.assignment import Position
+from syncline.telemetry.events import InfoMessage
 
 
 @runtime_checkable
 class Staged(Protocol):
-    """A model that is trained in stages; `done` is the part of the run's steps that is over, from 0 to below 1."""
+    """A model that is trained in stages; `done` is the completed fraction of the run's steps, from 0 to below 1."""
 
     def stage_at(self, done: float) -> str:
         """The name of the stage, as it appears in metrics."""
 
     def enter_stage(self, done: float) -> None:
-        """Be what that stage trains."""
+        """Switch to the stage at `done`."""
 
 
 class Stages:
@@ -40,8 +38,8 @@ class Stages:
     def __init__(self, total_steps: int) -> None:
         self._total = total_steps
 
-    def before_step(self, model: nn.Module, optimizer: torch.optim.Optimizer, position: Position) -> Noted | None:
-        """Bring the model into the stage of the step that begins at `position`; what to tell if it is a new one."""
+    def before_step(self, model: nn.Module, optimizer: torch.optim.Optimizer, position: Position) -> InfoMessage | None:
+        """Switch the model to the stage of the step at `position`; returns an event if the stage is new."""
         staged = _staged(model)
         if staged is None:
             return None
@@ -50,11 +48,13 @@ class Stages:
         stage = staged.stage_at(self._done(step))
         if step and stage == staged.stage_at(self._done(step - 1)):
             return None
-        _forget(optimizer)
-        return Noted(message=f"training in stages: {stage} from step {step} on", details={"stage": stage, "step": step})
+        _reset(optimizer)
+        return InfoMessage(
+            message=f"training in stages: {stage} from step {step} on", details={"stage": stage, "step": step}
+        )
 
     def before_evaluation(self, model: nn.Module, position: Position) -> str | None:
-        """Bring the model into the stage of the last step before `position`; the stage's name, if there are stages."""
+        """Switch the model to the stage of the last step before `position`; the stage's name, if there are stages."""
         staged = _staged(model)
         if staged is None:
             return None
@@ -73,12 +73,12 @@ def _staged(model: nn.Module) -> Staged | None:
 
 @functools.cache
 def _has_stages(kind: type[nn.Module]) -> bool:
-    """Remembered, for it is asked before every step."""
+    """Cached, because it is called in every step."""
     return issubclass(kind, Staged)
 
 
-def _forget(optimizer: torch.optim.Optimizer) -> None:
-    """Make the optimiser's state what it is before the first step, in place: a strategy may hold on to the tensors."""
+def _reset(optimizer: torch.optim.Optimizer) -> None:
+    """Zero the optimizer's state in place: a strategy may hold references to the tensors."""
     with torch.no_grad():
         for state in optimizer.state.values():
             for value in state.values():

@@ -1,7 +1,7 @@
-"""How a worker computes: carrying out a `Tuning`, and agreeing on one with the others.
+"""Applying a `Tuning`, and agreeing on one with the other workers.
 
-Here: memory formats, autocast, and `settle`, by which all members of a View compute in the same way. Not here: which
-tuning is best (`plan/tuning.py`, `calibrate.py`).
+Here: memory formats, autocast, and `settle`, by which all members of a View use the same tuning. Not here: which tuning
+is best (`compute/tuning.py`, `calibrate.py`).
 """
 
 from __future__ import annotations
@@ -15,19 +15,16 @@ import torch
 from torch import nn
 
 from syncline.comms.collective import Collective
-from syncline.plan.plan import Plan
-from syncline.plan.tuning import Tuning
-from syncline.workers.convolutions import choose
-from syncline.workers.max_pooling import choose_pools
-from syncline.workers.pooling import keep_format
-
-__all__ = ["computing_in", "lay_out", "planned", "settle"]
+from syncline.compute.convolutions import use_algorithms
+from syncline.compute.pooling import preserve_memory_format, use_pool_algorithms
+from syncline.compute.tuning import Tuning
+from syncline.planning.plan import Plan
 
 _FORMATS = {"contiguous": torch.contiguous_format, "channels-last": torch.channels_last}
 
 
 def planned(plan: Plan, found: Tuning | None = None) -> Tuning:
-    """What the plan says, and where it leaves a choice, what was found."""
+    """The plan's settings, and what was `found` where the plan leaves a choice."""
     if found is None:
         return Tuning(memory_format=plan.memory_format, precision=plan.precision)
     return replace(
@@ -41,23 +38,23 @@ def planned(plan: Plan, found: Tuning | None = None) -> Tuning:
 
 
 def settle(collective: Collective, mine: Tuning | None, find: Callable[[], Tuning]) -> Tuning:
-    """The tuning that one of the members has from before, or the one that they `find` together."""
-    told = [msgspec.msgpack.decode(data) for data in collective.gather(msgspec.msgpack.encode(mine and mine.to_dict()))]
-    known = next((data for data in told if data is not None), None)
+    """The tuning that a member already has, or the one that all members `find` together."""
+    gathered = collective.all_gather(msgspec.msgpack.encode(mine and mine.to_dict()))
+    known = next((tuning for tuning in map(msgspec.msgpack.decode, gathered) if tuning is not None), None)
     return find() if known is None else Tuning.from_dict(known)
 
 
 def lay_out(model: nn.Module, optimizer: torch.optim.Optimizer, tuning: Tuning) -> None:
-    """Bring the model into the tuning's memory format, its layers to their ways, and take its number of threads.
+    """Apply the tuning's memory format, algorithms and number of threads to a model.
 
-    What the optimiser keeps is laid out as its parameters are: fused optimisers go through memory as it lies.
+    The optimizer's state gets the memory format of the parameters: fused optimizers iterate over raw memory.
     """
     if tuning.threads is not None:
         torch.set_num_threads(tuning.threads)
     model.to(memory_format=_FORMATS[tuning.memory_format])  # type: ignore[call-overload]  # missing in torch's types
-    keep_format(model)
-    choose(model, tuning.layers)
-    choose_pools(model, tuning.layers)
+    preserve_memory_format(model)
+    use_algorithms(model, tuning.layers)
+    use_pool_algorithms(model, tuning.layers)
     for p, kept in optimizer.state.items():
         for name, value in kept.items():
             if isinstance(value, torch.Tensor) and value.shape == p.shape and value.stride() != p.stride():
@@ -65,7 +62,7 @@ def lay_out(model: nn.Module, optimizer: torch.optim.Optimizer, tuning: Tuning) 
 
 
 def computing_in(precision: str, device: torch.device) -> AbstractContextManager[object]:
-    """Autocast, where it is wanted. Weights and updates are float32 all the same."""
+    """Autocast for bf16; weights and updates stay float32."""
     if precision == "float32":
         return nullcontext()
     return torch.autocast(device.type, torch.bfloat16)

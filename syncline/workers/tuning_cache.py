@@ -1,7 +1,7 @@
-"""What was found to be fastest in earlier runs, so that it is measured once for a model, a machine and a version.
+"""The cache of tuning results: a model is measured once per machine and version.
 
-Here: a small JSON file in the user's cache folder. It is a convenience: whatever is wrong with it, measuring is the
-answer. Not here: measuring (`calibrate.py`).
+Here: a small JSON file in the user's cache folder. If it is missing or damaged, the model is measured again. Not here:
+measuring (`calibrate.py`).
 """
 
 from __future__ import annotations
@@ -20,24 +20,21 @@ import torch
 from torch import nn
 
 from syncline import __version__
-from syncline.plan.machine import Machine
-from syncline.plan.plan import Plan
-from syncline.plan.tuning import PASSES, Finding, Tuning
-
-__all__ = ["cache_file", "forget", "key_of", "look_up", "remember"]
+from syncline.compute.tuning import PASSES, Tuning, TuningResult
+from syncline.planning.machine import Machine
+from syncline.planning.plan import Plan
 
 _MOST_ENTRIES = 200
 
 
 def cache_file() -> Path:
-    """Where it is: in `$XDG_CACHE_HOME`, or `~/.cache`."""
     return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "syncline" / "tuning.json"
 
 
 def key_of(model: nn.Module, plan: Plan, samples: int) -> str:
-    """What a finding depends on: the model, how many samples a worker has in a step, the machine, the versions.
+    """What results depend on: the model, the samples per worker and step, the machine, the versions.
 
-    And what there was to choose from, which changes more often than the version.
+    Also the available algorithms, which change more often than the version.
     """
     machine = Machine.here()
     worker = plan.workers[0]
@@ -49,24 +46,24 @@ def key_of(model: nn.Module, plan: Plan, samples: int) -> str:
     return hashlib.sha256(json.dumps(facts).encode()).hexdigest()[:32]
 
 
-def look_up(key: str) -> tuple[Tuning, tuple[Finding, ...]] | None:
-    """What was found before, if anything."""
+def look_up(key: str) -> tuple[Tuning, tuple[TuningResult, ...]] | None:
+    """The cached tuning and results, if any."""
     entry = _read().get(key)
     try:
-        return msgspec.convert(entry, tuple[Tuning, tuple[Finding, ...]])
+        return msgspec.convert(entry, tuple[Tuning, tuple[TuningResult, ...]])
     except msgspec.ValidationError:
         return None
 
 
-def remember(key: str, tuning: Tuning, findings: tuple[Finding, ...]) -> None:
-    """For the next run. The oldest are forgotten."""
+def remember(key: str, tuning: Tuning, results: tuple[TuningResult, ...]) -> None:
+    """Store for later runs; the oldest entries are dropped."""
     entries = _read()
     entries.pop(key, None)
-    _write({**entries, key: [asdict(tuning), [asdict(finding) for finding in findings]]})
+    _write({**entries, key: [asdict(tuning), [asdict(result) for result in results]]})
 
 
 def forget(key: str) -> None:
-    """It is to be measured again."""
+    """Remove an entry, so that the model is measured again."""
     entries = _read()
     entries.pop(key, None)
     _write(entries)
@@ -74,7 +71,7 @@ def forget(key: str) -> None:
 
 def _write(entries: dict[str, Any]) -> None:
     kept = dict(list(entries.items())[-_MOST_ENTRIES:])
-    with contextlib.suppress(OSError):  # a home that cannot be written to: measured again next time
+    with contextlib.suppress(OSError):  # a read-only home: measured again next time
         path = cache_file()
         path.parent.mkdir(parents=True, exist_ok=True)
         with tempfile.NamedTemporaryFile("w", dir=path.parent, delete=False) as new:

@@ -7,6 +7,7 @@ import inspect
 import pkgutil
 import subprocess
 import sys
+from pathlib import Path
 
 import syncline
 
@@ -17,22 +18,19 @@ def test_every_public_name_can_be_loaded_and_nothing_else_is_offered():
     assert set(dir(syncline)) == {*syncline.__all__, "__version__"}
 
 
-def test_public_names_are_typed_the_way_they_are_loaded():
-    source = inspect.getsource(syncline)
-    typed = source.partition("if TYPE_CHECKING:")[2].partition("__version__")[0]
-    for name in syncline.__all__:
-        assert name in typed, f"{name} is missing from the imports that type checkers see"
-
-
-def test_every_module_says_what_lives_there_and_what_it_exports():
+def test_every_module_has_a_docstring_and_exports_only_what_it_has():
     for module in pkgutil.walk_packages(syncline.__path__, "syncline."):
         if ".bench.scripts" in module.name:
             continue
         loaded = importlib.import_module(module.name)
         assert loaded.__doc__, f"{module.name} has no docstring"
-        if not module.ispkg:
-            for name in getattr(loaded, "__all__"):  # noqa: B009  # a missing one is the failure
-                assert hasattr(loaded, name), f"{module.name}.__all__ names {name}, which is not there"
+        for name in getattr(loaded, "__all__", ()):
+            assert hasattr(loaded, name), f"{module.name}.__all__ names {name}, which is not there"
+
+
+def test_modules_that_define_public_names_declare_what_they_export():
+    for name, home in syncline._HOME.items():
+        assert name in importlib.import_module(home).__all__, f"{home}.__all__ lacks {name}"
 
 
 def test_importing_syncline_and_reading_the_command_line_loads_no_torch():
@@ -48,9 +46,31 @@ def test_importing_syncline_and_reading_the_command_line_loads_no_torch():
 def test_the_worker_loop_fits_on_one_screen():
     from syncline.workers import loop
 
-    assert len(inspect.getsource(loop.train).splitlines()) <= 40
-    for moment in ("data", "before_forward", "forward_and_backward", "update", "after_epoch", "save"):
-        assert moment in inspect.getsource(loop.train)
+    source = inspect.getsource(loop.train)
+    assert len(source.splitlines()) <= 40
+    for moment in ("begin_step", "forward_and_backward", "update", "after_epoch", "end_step"):
+        assert moment in source
+
+
+def test_the_order_of_a_step_exists_once_and_both_loops_use_it():
+    import syncline.workers
+    from syncline.workers import loop, own_loop, stepper
+
+    folder = Path(syncline.workers.__file__).parent
+    for call in (
+        ".check_membership(",
+        ".at_step(",
+        ".seed_step(",
+        ".before_forward(",
+        ".advance(",
+        "checkpoints.save(",
+    ):
+        users = [file.name for file in folder.glob("*.py") if call in file.read_text()]
+        assert users == ["stepper.py"], f"{call} belongs to the order of a step"
+    for moment in ("begin_step", "update", "end_step"):
+        assert hasattr(stepper.Stepper, moment)
+        assert f"stepper.{moment}(" in inspect.getsource(loop)
+        assert f"stepper.{moment}(" in inspect.getsource(own_loop)
 
 
 def test_a_worker_trains_without_loading_torchs_compiler_or_torchmetrics():
@@ -66,7 +86,7 @@ for make in (torch.optim.SGD, torch.optim.Adam, torch.optim.AdamW):
 assert 'torch._dynamo' not in sys.modules
 import torch._dynamo
 p.grad = torch.ones(3); before = p.detach().clone(); o.step()
-assert not torch.equal(before, p), 'optimisers go on working once the compiler is there'
+assert not torch.equal(before, p), 'optimizers go on working once the compiler is there'
 """
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
     assert done.returncode == 0, done.stderr

@@ -7,10 +7,10 @@ from dataclasses import dataclass
 import pytest
 import torch
 
-from syncline.algorithms.codecs import BF16, Exact, Int8, OneBit, TopK
+from syncline.comms.codecs import BF16Codec, ExactCodec, Int8Codec, OneBitCodec, TopKCodec
 from syncline.testing.codec_contract import check_codec
 
-CODECS = [Exact(), BF16(), Int8(), OneBit(), *map(TopK, (0.001, 0.01, 0.25, 0.5, 1.0))]
+CODECS = [ExactCodec(), BF16Codec(), Int8Codec(), OneBitCodec(), *map(TopKCodec, (0.001, 0.01, 0.25, 0.5, 1.0))]
 
 
 @pytest.mark.parametrize("codec", CODECS, ids=lambda codec: codec.name)

@@ -6,13 +6,14 @@ import threading
 
 import pytest
 
+import syncline.lab.cluster  # noqa: F401  # registers the engine "cluster"
 from syncline.engines.choose import engine_for
 from syncline.engines.local import LocalEngine
-from syncline.engines.outposts.engine import OutpostEngine
-from syncline.engines.outposts.outpost import keep_outpost
+from syncline.engines.remote.agent import run_node_agent
+from syncline.engines.remote.engine import RemoteEngine
 from syncline.errors import ConfigError
+from syncline.lab.namespaces import Namespaces, why_not_possible
 from syncline.testing.engine_contract import check_engine
-from syncline.testing.namespaces import Namespaces, why_not_possible
 
 
 @pytest.mark.own_zygote
@@ -28,34 +29,34 @@ def test_the_local_engine_in_network_namespaces(tmp_path):
         check_engine(LocalEngine(namespaces.network), tmp_path)
 
 
-@pytest.mark.parametrize("outposts", [1, 2, 3])
-def test_outposts_whether_one_keeps_all_places_or_some_stand_by(tmp_path, outposts):
-    engine = OutpostEngine("127.0.0.1")
+@pytest.mark.parametrize("agents", [1, 2, 3])
+def test_the_remote_engine_with_as_many_agents_as_workers_or_more(tmp_path, agents):
+    engine = RemoteEngine("127.0.0.1")
     left: list[str] = []
     threads = [
-        threading.Thread(target=lambda: left.append(keep_outpost(engine.invitation)), daemon=True)
-        for _ in range(outposts)
+        threading.Thread(target=lambda: left.append(run_node_agent(engine.invitation)), daemon=True)
+        for _ in range(agents)
     ]
     for thread in threads:
         thread.start()
-    check_engine(engine, tmp_path, places=min(2, outposts))
+    check_engine(engine, tmp_path, workers=min(2, agents))
     for thread in threads:
         thread.join(30)
-    assert left == ["the run is over"] * outposts
+    assert left == ["the run is over"] * agents
 
 
 @pytest.mark.parametrize(
-    ("name", "says"),
+    ("name", "facts"),
     [
-        ("lokal", "There is no engine 'lokal'. Did you mean 'local'?"),
-        ("local://here", "write 'local' instead of 'local://here'"),
-        ("attach", "write attach://HOST:PORT"),
-        ("attach://here", "write attach://HOST:PORT"),
-        ("attach://192.0.2.1:7077", "Nobody can be waited for at 192.0.2.1:7077"),
-        ("cluster:no such", "A cluster cannot be called 'no such'"),
+        ("lokal", ("lokal", "Did you mean 'local'?")),
+        ("local://here", ("'local'", "local://here")),
+        ("attach", ("attach://HOST:PORT",)),
+        ("attach://here", ("attach://HOST:PORT", "attach://here")),
+        ("attach://192.0.2.1:7077", ("192.0.2.1:7077",)),
+        ("cluster:no such", ("no such",)),
     ],
 )
-def test_an_engine_that_cannot_be_is_refused_with_what_to_write(name, says):
+def test_an_invalid_engine_is_refused_with_what_to_write(name, facts):
     with pytest.raises(ConfigError) as error:
         engine_for(name)
-    assert says in str(error.value)
+    assert not [fact for fact in facts if fact not in str(error.value)], error.value

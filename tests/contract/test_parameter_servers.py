@@ -1,4 +1,4 @@
-"""Servers of parameters keep the contract: in threads and in processes, through mailboxes and through sockets."""
+"""Parameter servers keep the contract: in threads and processes, through shared memory and sockets."""
 
 from __future__ import annotations
 
@@ -16,6 +16,7 @@ from rank_processes import start_fork_server, stop_fork_server
 from syncline.comms.parameter_server.client import ParameterServers
 from syncline.comms.parameter_server.server import serve
 from syncline.testing import server_contract as contract
+from syncline.testing.threads import servers_on_threads
 from syncline.workers.quick_start import without_compiler
 
 LIMIT_S = 20.0
@@ -32,10 +33,10 @@ def _helpers() -> Iterator[None]:
 
 
 @pytest.mark.parametrize("check", contract.CONTRACT, ids=lambda check: check.__name__)
-@pytest.mark.parametrize("share_memory", [True, False], ids=["mailboxes", "sockets"])
+@pytest.mark.parametrize("share_memory", [True, False], ids=["shared memory", "sockets"])
 @pytest.mark.parametrize("shards", [1, 2, 3])
 def test_contract(check, share_memory, shards):
-    check(partial(contract.servers_on_threads, shards, share_memory=share_memory))
+    check(partial(servers_on_threads, shards, share_memory=share_memory))
 
 
 @pytest.mark.parametrize("check", contract.CONTRACT, ids=lambda check: check.__name__)
@@ -82,7 +83,7 @@ def test_a_check_notices_a_broken_promise():
 
     @contextmanager
     def start(size):
-        with contract.servers_on_threads(1, size) as connect:
+        with servers_on_threads(1, size) as connect:
 
             def broken(rank):
                 servers = connect(rank)
@@ -91,5 +92,5 @@ def test_a_check_notices_a_broken_promise():
 
             yield broken
 
-    with pytest.raises(AssertionError, match="Broken promise of a server of parameters: what SGD made of pushes"):
-        contract.pushes_in_turn_equal_one_optimiser(start)
+    with pytest.raises(AssertionError, match=r"breaks the contract.*SGD"):
+        contract.pushes_in_turn_equal_one_optimizer(start)

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from syncline.algorithms.mixing import TOPOLOGIES
+from syncline.comms.mixing import TOPOLOGIES
 from syncline.strategies.presets import PRESETS
 from syncline.testing.strategy_contract import check_strategy
 
@@ -33,7 +33,7 @@ OTHERS = [
     "diloco(steps=3)",
     "bmuf(steps=3, nesterov=False)",
     *(f"gossip(topology='{topology}')" for topology in sorted(TOPOLOGIES)),
-    "updates | every(3) | neighbours('ring')",
+    "updates | every(3) | neighbors('ring')",
     "gossip(asynchronous=True)",
     "ltfb(steps=3)",
     "ltfb(steps=1, perturb=1.2)",
@@ -51,10 +51,10 @@ HIERARCHIES = [
         (ALLREDUCE, "gradients | every(1) | everyone | topk(0.3)"),
         ("gradients | every(1) | everyone | int8", "updates(outer=nesterov(lr=0.7, momentum=0.5)) | every(3)"),
         (ALLREDUCE, "updates | every(3) | everyone | int8"),
-        (ALLREDUCE, "updates | every(2) | neighbours"),
+        (ALLREDUCE, "updates | every(2) | neighbors"),
         ("updates | every(2)", "updates | every(4)"),
-        ("updates(optimizer_state=True) | every(2)", "updates | every(2) | neighbours('ring')"),
-        ("gradients | async | memory", "updates | every(1) | neighbours"),
+        ("updates(optimizer_state=True) | every(2)", "updates | every(2) | neighbors('ring')"),
+        ("gradients | async | memory", "updates | every(1) | neighbors"),
     ]
 ]
 # A phase that ends where the contract saves, and one that ends later.
@@ -91,17 +91,17 @@ OWN = """
 
     import torch
 
-    from syncline.strategies.exchange import PlainExchange
+    from syncline.strategies.exchange import LocalExchange
 
 
-    class Sums(PlainExchange):
+    class Sums(LocalExchange):
         def before_update(self, weight):
             for flat in self.replica.gradients.flats:
-                self.replica.collective.sum_(flat, weight)
+                self.replica.collective.all_reduce_(flat, weight)
             return True
 
 
-    class NeverTells(Sums):
+    class NeverAgrees(Sums):
         def before_update(self, weight):
             super().before_update(weight)
             return False
@@ -129,7 +129,7 @@ OWN = """
             return {"what": object}
 
 
-    class Spreads(PlainExchange):
+    class Spreads(LocalExchange):
         '''Averages gradients after it was decided whether a worker's own loss is finite.'''
 
         def update(self):
@@ -137,7 +137,7 @@ OWN = """
 
         def after_update(self, weight):
             for flat in self.replica.gradients.flats:
-                self.replica.collective.sum_(flat, weight)
+                self.replica.collective.all_reduce_(flat, weight)
             self.replica.optimizer.step()
             return True
 
@@ -147,7 +147,7 @@ OWN = """
             self.name = name
 
         def exchange(self, replica):
-            return globals().get(self.name, PlainExchange)(replica)
+            return globals().get(self.name, LocalExchange)(replica)
 """
 
 
@@ -162,20 +162,37 @@ def test_a_sound_strategy_of_ones_own_keeps_the_contract(own):
     check_strategy(f"{own}:Strategy('Sums')")
 
 
+CLIPPED = Path(__file__).parents[2] / "examples" / "clipped.py"
+
+
 @pytest.mark.parametrize(
-    ("name", "sentence"),
+    ("text", "workers"),
+    [
+        (f"{CLIPPED}:ClippedPush", 3),
+        (f"hierarchy(inside_host={CLIPPED}:ClippedSum(limit=2.0), across_hosts=updates | every(3))", 4),
+        (f"hierarchy(inside_host={CLIPPED}:ClippedSum, across_hosts=allreduce + int8)", 4),
+        (f"{CLIPPED}:ClippedPush until step 7, then {CLIPPED}:ClippedSum until step 9, then sparknet(2)", 3),
+    ],
+    ids=["server", "hierarchy of updates", "hierarchy of gradients", "switch"],
+)
+def test_ones_own_strategy_may_use_a_server_a_hierarchy_and_a_switch(text, workers):
+    check_strategy(text, workers=workers)
+
+
+@pytest.mark.parametrize(
+    ("name", "facts"),
     [
         (
-            "PlainExchange",
-            "does not give all workers the same model: .* parameters of workers \\[1, 2\\] have other bits",
+            "LocalExchange",
+            "workers \\[1, 2\\]",
         ),
-        ("NeverTells", "does not hear a wish to stop: worker 0 had one after 3 steps"),
-        ("Stands", "does not learn: the loss of a linear problem was"),
-        ("Momentum", "forgets something: of two trainings of 12 steps, one was saved after 7"),
-        ("Odd", "has a private_state that cannot be read back safely"),
-        ("Spreads", "lets NaN into the parameters: those of workers \\[0, 1, 2\\] are not finite"),
+        ("NeverAgrees", "worker 0 had one after 3 steps"),
+        ("Stands", "does not learn"),
+        ("Momentum", "12 steps.* after 7.*private_state"),
+        ("Odd", "private_state"),
+        ("Spreads", "NaN.*workers \\[0, 1, 2\\]"),
     ],
 )
-def test_one_that_breaks_a_promise_is_told_which(own, name, sentence):
-    with pytest.raises(AssertionError, match=rf"The strategy .*own.py:Strategy\('{name}'\) {sentence}"):
+def test_a_strategy_that_breaks_a_promise_is_named_with_the_facts(own, name, facts):
+    with pytest.raises(AssertionError, match=rf"own.py:Strategy\('{name}'\) .*{facts}"):
         check_strategy(f"{own}:Strategy({name!r})")

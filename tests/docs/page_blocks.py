@@ -1,7 +1,7 @@
-"""The code blocks of a page, and which of them are not to be run.
+"""The code blocks of a page, and which of them are not run.
 
-A block that cannot be run in a test has a mark on the line before it: `<!-- not run: needs a cluster -->`.
-Here: finding and judging blocks. Not here: running them (`running_pages.py`).
+A block that cannot run in a test has a comment on the line before it: `<!-- not run: needs a cluster -->`.
+Here: finding blocks. Not here: running them (`running_pages.py`).
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ PYTHON = frozenset({"python", "py"})
 COMMANDS = frozenset({"sh", "bash", "console", "shell"})
 RUN_FILE = frozenset({"toml"})
 OUTPUT = frozenset({"", "text", "json", "html"})
-"""Shown by a program, or a file's layout: nothing that one could run."""
+"""Output of a program, or a directory listing: nothing to run."""
 
 _FENCE = re.compile(r"^(?P<indent> *)(?P<ticks>```+|~~~+)(?P<info>.*)$")
 _MARK = re.compile(r"^\s*<!-- not run:(?P<reason>.*)-->\s*$")
@@ -28,9 +28,9 @@ class Block:
     code: str
     line: int
     title: str | None = None
-    """The name of the file that it shows."""
+    """The name of the file that the block shows."""
     not_run: str | None = None
-    """Why it is not run, if it is marked."""
+    """The reason why it is not run, if there is one."""
 
     @property
     def is_code(self) -> bool:

@@ -1,9 +1,9 @@
-"""Running what a page shows, in a folder like the reader's: with the examples in it.
+"""Runs what a page shows, in a folder that has the examples, as a reader's has.
 
-Commands are run by a shell in the order of the page, run files are trained, and the Python of the page is run last, in
-one process, with one namespace for all of its blocks. A block with a title is saved as that file, and run by itself
-only if no command of the page uses it.
-Here: doing it. Not here: finding the blocks (`page_blocks.py`), and making commands small (`small_syncline.py`).
+A shell runs the commands in the order of the page; run files are trained; the Python blocks of a page run last, in one
+process with one namespace. A block with a title is saved as that file, and runs by itself only if no command of the
+page uses it. Commands run in forks of a process that has imported torch (`warm_process.py`).
+Here: running blocks. Not here: finding them (`page_blocks.py`), and shortening their runs (`small_syncline.py`).
 """
 
 from __future__ import annotations
@@ -20,6 +20,7 @@ from pathlib import Path
 import small_syncline
 import typer
 from page_blocks import COMMANDS, PYTHON, RUN_FILE, Block, commands_of
+from warm_process import warm_process
 
 from syncline.cli.main import app
 from syncline.engines import choose
@@ -28,10 +29,19 @@ ROOT = Path(__file__).parents[2]
 _TRAINED = ("digits", "iris")  # what is there without a download
 
 
+_PYTHON = """#!/bin/sh
+case "$1" in
+    *.py) exec {warm} "$@" ;;
+    *) exec {python} "$@" ;;
+esac
+"""
+
+
 class Reader:
-    """Somebody who tries out everything that a page shows, in `folder`."""
+    """A reader who runs everything that a page shows, in `folder`."""
 
     def __init__(self, page: str, folder: Path) -> None:
+        warm = warm_process()
         self._page = page
         self._folder = folder
         for place in (folder, folder / "examples"):
@@ -40,15 +50,20 @@ class Reader:
             )
         tools = folder / ".tools"
         tools.mkdir()
-        for name, words in {"syncline": [sys.executable, small_syncline.__file__], "python": [sys.executable]}.items():
-            (tools / name).write_text(f'#!/bin/sh\nexec {shlex.join(words)} "$@"\n')
+        self._python = tools / "python"
+        scripts = {
+            "syncline": f'#!/bin/sh\nexec {shlex.join(warm.words(small_syncline.__file__))} "$@"\n',
+            "python": _PYTHON.format(warm=shlex.join(warm.words()), python=shlex.quote(sys.executable)),
+        }
+        for name, script in scripts.items():
+            (tools / name).write_text(script)
             (tools / name).chmod(0o755)
         paths = [str(ROOT), os.environ.get("PYTHONPATH", "")]
         self._environment = {
             **os.environ,
             "PATH": f"{tools}{os.pathsep}{os.environ['PATH']}",
             "PYTHONPATH": os.pathsep.join(filter(None, paths)),
-            "BROWSER": "true",  # what is to be shown in a browser is not
+            "BROWSER": "true",  # commands that open a browser open nothing
         }
 
     def try_out(self, blocks: list[Block]) -> list[Block]:
@@ -74,11 +89,11 @@ class Reader:
             assert block.file_name is not None
             self._run_python(block.file_name, block.code, block)
         else:  # a language that is shown only must be declared so in `page_blocks.py`
-            raise AssertionError(f"{self._page}:{block.line}: nobody knows how to run {block.language!r}")
+            raise AssertionError(f"{self._page}:{block.line}: there is no way to run {block.language!r}")
 
     def _run_python(self, name: str, code: str, block: Block) -> None:
         (self._folder / name).write_text(code)
-        self._call([sys.executable, name], block)
+        self._call([str(self._python), name], block)
 
     def _train(self, block: Block) -> None:
         file = self._folder / (block.file_name or f"line-{block.line}.toml")
@@ -119,7 +134,8 @@ def _parse(words: list[str]) -> None:
         command, words = command.commands[name], words[1:]
     engine = command.make_context(name, words).params.get("engine")
     if engine is not None:
-        assert re.split(r"[:\[?]", engine)[0] in choose._ENGINES, f"there is no engine {engine!r}"
+        known = {*choose._ENGINES, "cluster"}  # the command line registers the last one
+        assert re.split(r"[:\[?]", engine)[0] in known, f"there is no engine {engine!r}"
 
 
 def _joined(blocks: list[Block]) -> str:

@@ -1,8 +1,8 @@
-"""The `syncline` command as pages are tested with it: what they show, on less data and for fewer steps.
+"""The `syncline` command that tests of pages use: same command line, less data and fewer steps.
 
-A page says `--data mnist --epochs 3`, because that is what a reader wants; here three steps on digits must do. What
-else is on the command line is used as it is. `RUN`, and a run that a page only names, stand for the newest one; if
-there is none, one is made.
+A page says `--data mnist --epochs 3`, because that is what readers want; tests train three steps on digits. The rest of
+the command line is used as it is. `RUN`, and runs that a page only names, stand for the newest run; if there is none,
+one is trained.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ _SMALL = {"mnist": "digits", "fashion-mnist": "digits", "cifar10": "digits"}
 
 
 def smaller(words: list[str]) -> list[str]:
-    """The words of a command, for less work. A setting of the page that comes later wins over one that is added."""
+    """The command line for less work. The page's own settings come later and therefore win over the added ones."""
     if not words:
         return words
     words = [words[0], *_STEPS.get(words[0], []), *words[1:]]
@@ -31,12 +31,12 @@ def smaller(words: list[str]) -> list[str]:
 
 
 def is_only_named(word: str) -> bool:
-    """Whether it stands for a run that readers have and we have not."""
+    """Whether it stands for a run that readers have and this folder has not."""
     return word == "RUN" or (word.startswith("runs/") and not Path(word).exists())
 
 
 def newest_run() -> str:
-    """The run that was begun last in this folder."""
+    """The newest run in this folder."""
     found = sorted(Path("runs").glob("*/plan.json"), key=lambda path: path.stat().st_mtime)
     if found:
         return str(found[-1].parent)

@@ -13,6 +13,8 @@ import pytest
 
 import syncline
 
+pytestmark = pytest.mark.xdist_group("site")  # one process, because these tests share a fixture
+
 ROOT = Path(__file__).parents[2]
 sys.path.append(str(ROOT / "docs" / "hooks"))
 

@@ -8,25 +8,25 @@ import re
 import shlex
 import shutil
 import subprocess
-import sys
 from pathlib import Path
 
 import pytest
+from warm_process import warm_process
 
 ROOT = Path(__file__).parents[2]
 EXAMPLES = ROOT / "examples"
 
 
-def run(command: list[str], cwd: Path) -> str:
+def python(*arguments: str, cwd: Path) -> str:
     path = os.pathsep.join([str(ROOT), os.environ.get("PYTHONPATH", "")]).rstrip(os.pathsep)
-    environment = {**os.environ, "PYTHONPATH": path}
+    environment, command = {**os.environ, "PYTHONPATH": path}, warm_process().words(*arguments)
     done = subprocess.run(command, cwd=cwd, capture_output=True, text=True, timeout=150, env=environment)
     assert done.returncode == 0, done.stdout + done.stderr
     return done.stdout
 
 
 def syncline(*arguments: str, cwd: Path) -> str:
-    return run([sys.executable, "-m", "syncline.cli.main", *arguments], cwd)
+    return python("-m", "syncline.cli.main", *arguments, cwd=cwd)
 
 
 def test_the_task_example_learns_its_spirals(tmp_path):
@@ -42,7 +42,7 @@ def test_the_run_file_example_reaches_97_percent_on_held_out_digits(tmp_path):
 
 
 def test_the_own_loop_example_gives_the_same_numbers_alone_and_with_workers(tmp_path):
-    alone = run([sys.executable, str(EXAMPLES / "my_loop.py")], tmp_path)
+    alone = python(str(EXAMPLES / "my_loop.py"), cwd=tmp_path)
     together = syncline("run", str(EXAMPLES / "my_loop.py"), "--workers", "3", cwd=tmp_path)
     said = re.search(r"accuracy 0\.\d+, checksum \d+\.\d\d\d", alone)
     assert said is not None
@@ -50,7 +50,7 @@ def test_the_own_loop_example_gives_the_same_numbers_alone_and_with_workers(tmp_
 
 
 def test_the_python_example_prints_what_it_learned(tmp_path):
-    out = run([sys.executable, str(EXAMPLES / "from_python.py")], tmp_path)
+    out = python(str(EXAMPLES / "from_python.py"), cwd=tmp_path)
     found = re.search(r"R2 on new data: (0\.\d+)", out)
     assert found is not None
     assert float(found[1]) > 0.9
@@ -83,18 +83,21 @@ def test_the_strategy_example_is_what_the_page_shows_in_under_60_lines_and_train
     assert "exchanges" in told
 
 
-def test_the_strategy_example_passes_the_contract_as_the_page_says():
+def test_the_strategy_example_passes_the_contract_as_the_page_says(tmp_path):
     page = (ROOT / "docs" / "adding-a-strategy.md").read_text()
     check = re.findall(r"```python\n(.*?)```", page, re.S)[-1]
     assert "check_strategy" in check
-    run([sys.executable, "-c", check], ROOT)
+    shutil.copytree(EXAMPLES, tmp_path / "examples")
+    (tmp_path / "check.py").write_text(check)
+    python("check.py", cwd=tmp_path)
 
 
+@pytest.mark.xdist_group("spark")
 def test_the_spark_example_predicts_in_a_pipeline_what_it_has_saved(tmp_path):
     pytest.importorskip("pyspark")
     if shutil.which("java") is None:
         pytest.skip("Spark needs Java")
-    out = run([sys.executable, str(EXAMPLES / "spark_pipeline.py")], tmp_path)
+    out = python(str(EXAMPLES / "spark_pipeline.py"), cwd=tmp_path)
     found = re.search(r"accuracy on new digits: (0\.\d+)", out)
     assert found is not None, out
     assert float(found[1]) > 0.9

@@ -182,17 +182,30 @@ class Ran:
         return [json.loads(line) for line in self.out.splitlines()]
 
 
-def syncline(*arguments: str, cwd: Path, timeout_s: float = 120, env: dict[str, str] | None = None) -> Ran:
-    """Run the `syncline` command."""
+def syncline(
+    *arguments: str, cwd: Path, timeout_s: float = 120, env: dict[str, str] | None = None, is_warm: bool = True
+) -> Ran:
+    """Run the `syncline` command.
+
+    `is_warm`: as a fork of a process that has imported torch (`warm_process.py`); otherwise as users do, for tests
+    that look for the run's processes by their command lines.
+    """
+    words = ["-m", "syncline.cli.main", *arguments]
+    if is_warm:
+        from warm_process import warm_process  # not for programs of tests that import this file elsewhere
+
+        words = warm_process().words(*words)
+    else:
+        words = [sys.executable, *words]
     done = subprocess.run(
-        [sys.executable, "-m", "syncline.cli.main", *arguments],
+        words,
         cwd=cwd, capture_output=True, text=True, timeout=timeout_s, env=environment(env),
     )  # fmt: skip
     return Ran(done.returncode, done.stdout, done.stderr)
 
 
 def environment(extra: dict[str, str] | None = None) -> dict[str, str]:
-    """The environment of a command under test: this checkout's package, no colours, a fixed width."""
+    """The environment of a command under test: this checkout's package, no colors, a fixed width."""
     path = os.pathsep.join([str(ROOT), os.environ.get("PYTHONPATH", "")]).rstrip(os.pathsep)
     return {**os.environ, "PYTHONPATH": path, "COLUMNS": "120", **(extra or {})}
 

@@ -58,18 +58,22 @@ class Cluster:
     @contextlib.contextmanager
     def more_room(self, cores: int) -> Iterator[None]:
         """One worker more, for as long as it is wanted."""
+        before = set(self.executors())
         pid = _start_worker(self, "worker-more", cores)
         try:
             yield
         finally:
+            started = set(self.executors()) - before
             _end([self.processes.pop(pid)])
+            # An executor notices later that its worker is gone; until then Spark gives tasks to it.
+            wait_until(lambda: not any(_command(p) for p in started), "the end of the additional executors")
 
     def executors(self) -> list[int]:
         """The Java processes in which tasks run."""
         return [p for p in self._descendants() if "CoarseGrainedExecutorBackend" in _command(p)]
 
-    def outposts(self) -> list[int]:
-        """The Python processes in which Spark runs tasks that keep places for workers."""
+    def agents(self) -> list[int]:
+        """The Python processes in which Spark runs node agents."""
         return [_parent(p) for p in self.zygotes()]
 
     def zygotes(self) -> list[int]:

@@ -1,4 +1,4 @@
-"""Runs whose places for workers are processes that somebody else starts: torchrun, a shell, another host."""
+"""Runs whose node agents are started by other means: torchrun, a shell, another host."""
 
 from __future__ import annotations
 
@@ -18,14 +18,14 @@ import pytest
 from real_runs import environment, final_state, relative_difference
 from real_runs import syncline as command
 
-from syncline.engines.outposts import place
-from syncline.engines.outposts.engine import OutpostEngine
-from syncline.engines.outposts.messages import Invitation
-from syncline.engines.outposts.outpost import keep_outpost
+from syncline.engines.remote import agent_server, node_info
+from syncline.engines.remote.agent import run_node_agent
+from syncline.engines.remote.engine import RemoteEngine
+from syncline.engines.remote.messages import Invitation
 from syncline.errors import SynclineError
-from syncline.telemetry.events import Progress, WentOn, WorkerLost
+from syncline.lab.namespaces import Namespaces, why_not_possible
+from syncline.telemetry.events import Progress, Recovered, WorkerFailure
 from syncline.telemetry.run_dir import RunDir
-from syncline.testing.namespaces import Namespaces, why_not_possible
 
 LIMIT_S = 60.0
 SECRET = {"SYNCLINE_SECRET": "only for these tests"}
@@ -117,7 +117,7 @@ def test_one_run_file_gives_the_same_parameters_under_torchrun_as_on_this_machin
     assert relative_difference(a, b) < 1e-5
 
 
-def test_when_a_place_is_killed_the_run_goes_on_and_who_stands_by_takes_it(tmp_path):
+def test_when_an_agent_is_killed_the_run_continues_on_one_that_stands_by(tmp_path):
     (tmp_path / "task.py").write_text(TASK)
     address = f"127.0.0.1:{free_port()}"
     with ExitStack() as stack:
@@ -125,28 +125,28 @@ def test_when_a_place_is_killed_the_run_goes_on_and_who_stands_by_takes_it(tmp_p
             started("train", "task.py:task", "--workers", "2", "--batch", "10", "--epochs", "12", "--name", "run",
                     "--engine", f"attach://{address}", cwd=tmp_path)
         )  # fmt: skip
-        places = [
+        agents = [
             stack.enter_context(started("worker", "--join", address, cwd=tmp_path, python=("-m", "syncline.cli.main")))
             for _ in range(3)
         ]
         until(lambda: list(tmp_path.glob("runs/run/logs/worker-*.log")))
-        keepers = until(lambda: [p for p in places if _workers_of(p.pid)] if len(_all_workers(places)) == 2 else [])
+        keepers = until(lambda: [p for p in agents if _workers_of(p.pid)] if len(_all_workers(agents)) == 2 else [])
         until(lambda: events(tmp_path, Progress))
         keepers[0].send_signal(signal.SIGKILL)
         assert driver.wait(LIMIT_S) == 0, driver.stdout.read()
-        lost, back = events(tmp_path, WorkerLost), events(tmp_path, WentOn)
-        assert "was lost with its place on" in lost[0].cause
+        lost, back = events(tmp_path, WorkerFailure), events(tmp_path, Recovered)
+        assert "node agent" in lost[0].cause
         assert [len(e.members) for e in back] == [1, 2], "without it, and then with the one in its place"
         assert is_clean(tmp_path)
 
 
 def _workers_of(pid: int) -> list[int]:
-    """The workers that the outpost in this process keeps: the children of its zygote."""
+    """The workers of the agent in this process: the children of its zygote."""
     return [w for zygote in _children(pid) for w in _children(zygote)]
 
 
-def _all_workers(places: list) -> list[int]:
-    return [w for p in places for w in _workers_of(p.pid)]
+def _all_workers(agents: list) -> list[int]:
+    return [w for p in agents for w in _workers_of(p.pid)]
 
 
 def _children(pid: int) -> list[int]:
@@ -157,7 +157,7 @@ def _children(pid: int) -> list[int]:
     return [int(child) for text in lists for child in text.split()]
 
 
-def test_when_the_driver_is_killed_the_places_save_and_leave_and_the_run_goes_on_later(tmp_path):
+def test_when_the_driver_is_killed_the_agents_save_and_leave_and_the_run_can_be_resumed(tmp_path):
     (tmp_path / "task.py").write_text(TASK)
     address = f"127.0.0.1:{free_port()}"
     with ExitStack() as stack:
@@ -165,12 +165,12 @@ def test_when_the_driver_is_killed_the_places_save_and_leave_and_the_run_goes_on
             started("train", "task.py:task", "--workers", "2", "--batch", "10", "--epochs", "60", "--name", "run",
                     "--engine", f"attach://{address}", cwd=tmp_path)
         )  # fmt: skip
-        places = [stack.enter_context(started("worker", "--join", address, cwd=tmp_path)) for _ in range(2)]
-        until(lambda: len(_all_workers(places)) == 2 and events(tmp_path, Progress))
+        agents = [stack.enter_context(started("worker", "--join", address, cwd=tmp_path)) for _ in range(2)]
+        until(lambda: len(_all_workers(agents)) == 2 and events(tmp_path, Progress))
         driver.send_signal(signal.SIGKILL)
-        for each in places:
+        for each in agents:
             assert each.wait(15) == 1
-            assert "Left: the driver is gone." in each.stdout.read()
+            assert "the driver is gone" in each.stdout.read()
     saved = final_state(tmp_path / "runs" / "run")["position"]["step"]
     assert 0 < saved < 60 * 21
     resumed = command("resume", "runs/run", "--epochs", str(saved // 21 + 2), "--engine", "local", cwd=tmp_path)
@@ -179,61 +179,64 @@ def test_when_the_driver_is_killed_the_places_save_and_leave_and_the_run_goes_on
 
 
 @pytest.fixture
-def engine() -> Iterator[OutpostEngine]:
-    engine = OutpostEngine("127.0.0.1", limit_s=1.0)
+def engine() -> Iterator[RemoteEngine]:
+    engine = RemoteEngine("127.0.0.1", limit_s=1.0)
     yield engine
     engine.close()
 
 
-def test_without_the_secret_nobody_is_let_in(engine):
+def test_without_the_secret_an_agent_is_not_accepted(engine):
     wrong = Invitation(address=engine.invitation.address, secret="something else")
-    with pytest.raises(SynclineError, match=r"No run answered at 127.0.0.1:\d+ within 1 s. .* is the secret the one"):
-        keep_outpost(wrong, patience_s=1.0)
-    with pytest.raises(SynclineError, match=r"Only 0 of 1 places for workers came within 1 s"):
-        engine.gather(1, lambda _: None)
+    with pytest.raises(SynclineError, match="SYNCLINE_SECRET") as caught:
+        run_node_agent(wrong, patience_s=1.0)
+    assert caught.value.facts == {"address": engine.invitation.address}
+    with pytest.raises(SynclineError, match="Only 0 of 1 ") as caught:
+        engine.reserve(1, lambda _: None)
+    assert (caught.value.code, caught.value.facts) == ("no-nodes", {"workers": 1, "nodes": 0})
 
 
-def test_who_has_other_versions_is_refused_and_told_which(engine, monkeypatch):
-    real = place.place_here
+def test_an_agent_with_other_versions_is_rejected_and_both_ends_say_which(engine, monkeypatch):
+    real = node_info.node_info_here
 
     def with_old_torch(*arguments):
         here = real(*arguments)
         return msgspec.structs.replace(here, versions={**here.versions, "torch": "2.0.1"})
 
-    monkeypatch.setattr("syncline.engines.outposts.outpost.place_here", with_old_torch)
-    with pytest.raises(SynclineError, match=r"has torch 2.0.1 instead of 2.13.0.*Install the same versions"):
-        keep_outpost(engine.invitation, patience_s=20.0)
-    told: list[str] = []
-    with pytest.raises(SynclineError, match=r"Refused: .* has torch 2.0.1"):
-        engine.gather(1, told.append)
-    assert any("torch 2.0.1" in line for line in told), "and so is who waits"
+    monkeypatch.setattr("syncline.engines.remote.agent.node_info_here", with_old_torch)
+    with pytest.raises(SynclineError, match=r"torch 2\.13\.0.*2\.0\.1.*same versions"):
+        run_node_agent(engine.invitation, patience_s=20.0)
+    reported: list[str] = []
+    with pytest.raises(SynclineError, match=r"Rejected: .*2\.0\.1"):
+        engine.reserve(1, reported.append)
+    assert any("2.0.1" in line for line in reported)
 
 
-def test_random_connections_to_the_lifelines_change_nothing(engine):
+def test_random_connections_to_the_liveness_port_change_nothing(engine):
     left: list[str] = []
-    thread = threading.Thread(target=lambda: left.append(keep_outpost(engine.invitation)), daemon=True)
+    thread = threading.Thread(target=lambda: left.append(run_node_agent(engine.invitation)), daemon=True)
     thread.start()
-    address = engine._lifelines.getsockname()
+    address = engine._pool._server._liveness.getsockname()
     with ExitStack() as strangers:
         for number in range(50):
             stranger = strangers.enter_context(socket.create_connection(address, timeout=5))
             stranger.sendall(os.urandom(number))
         engine._limit_s = LIMIT_S
-        engine.gather(1, lambda _: None)
+        engine.reserve(1, lambda _: None)
     assert len(engine.network.hosts) == 1
     engine.close()
     thread.join(20)
     assert left == ["the run is over"]
 
 
-def test_who_connects_to_the_lifelines_and_says_nothing_is_hung_up_on(engine, monkeypatch):
-    monkeypatch.setattr("syncline.engines.outposts.engine._UNNAMED_S", 0.0)
-    monkeypatch.setattr("syncline.engines.outposts.engine._MOST_UNNAMED", 3)
-    address = engine._lifelines.getsockname()
+def test_silent_connections_to_the_liveness_port_are_closed(engine, monkeypatch):
+    monkeypatch.setattr(agent_server, "_UNNAMED_S", 0.0)
+    monkeypatch.setattr(agent_server, "_MOST_UNNAMED", 3)
+    server = engine._pool._server
     with ExitStack() as stack:
+        address = server._liveness.getsockname()
         silent = [stack.enter_context(socket.create_connection(address, timeout=10)) for _ in range(8)]
         assert [each.recv(1) for each in silent] == [b""] * 8
-    assert not engine._unnamed
+    assert not server._unnamed
 
 
 @pytest.mark.parametrize(("strategy", "code"), [("allreduce", 0), ("hogwild", 1)])
@@ -252,7 +255,7 @@ def test_on_two_hosts_that_share_no_memory_it_runs_through_the_network_or_is_ref
         said = driver.communicate(timeout=LIMIT_S)[0]
     assert driver.returncode == code, said
     if code:
-        assert "no memory is shared between hosts. Use --strategy h2o" in said
+        assert "--strategy h2o" in said
     else:
         plan = RunDir(tmp_path / "runs" / "run").read_plan()
         assert plan["collective"] == "process-group"
@@ -261,7 +264,7 @@ def test_on_two_hosts_that_share_no_memory_it_runs_through_the_network_or_is_ref
 
 
 @pytest.mark.parametrize("strategy", ["allreduce", "server-async"])
-def test_hosts_that_do_not_see_the_drivers_files_get_what_they_need_and_send_back_what_they_make(tmp_path, strategy):
+def test_hosts_without_the_drivers_file_system_receive_the_task_and_send_back_their_files(tmp_path, strategy):
     if (why := why_not_possible()) is not None:
         pytest.skip(why)
     (tmp_path / "task.py").write_text(TASK.replace("return self.net(x)", "print('of the user'); return self.net(x)"))
@@ -277,15 +280,15 @@ def test_hosts_that_do_not_see_the_drivers_files_get_what_they_need_and_send_bac
                     "--engine", f"attach://{address}", cwd=tmp_path)
         )  # fmt: skip
         arguments = (sys.executable, "-m", "syncline.cli.main", "worker", "--join", address)
-        places = [stack.enter_context(started(*arguments, cwd=tmp_path, python=unshare)) for _ in range(3)]
+        agents = [stack.enter_context(started(*arguments, cwd=tmp_path, python=unshare)) for _ in range(3)]
         until(lambda: list(tmp_path.glob("runs/run/checkpoints/step-*.json")), LIMIT_S)
-        keepers = [p for p in places if _workers_of(p.pid)]
+        keepers = [p for p in agents if _workers_of(p.pid)]
         keepers[0].send_signal(signal.SIGKILL)
         assert driver.wait(LIMIT_S) == 0, driver.stdout.read()
-        for each in places:
+        for each in agents:
             assert each is keepers[0] or each.wait(20) == 0
     assert final_state(tmp_path / "runs" / "run")["position"]["step"] >= 12 * 21
-    assert len(list(tmp_path.glob("runs/run/checkpoints/step-*.pt"))) <= 4, "old ones go there, too"
+    assert len(list(tmp_path.glob("runs/run/checkpoints/step-*.pt"))) <= 4, "old checkpoints are deleted there, too"
     assert "of the user" in (tmp_path / "runs" / "run" / "logs" / "worker-0.log").read_text()
-    assert events(tmp_path, WorkerLost)
+    assert events(tmp_path, WorkerFailure)
     assert is_clean(tmp_path)

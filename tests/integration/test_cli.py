@@ -29,7 +29,7 @@ def folder(tmp_path: Path) -> Path:
     return tmp_path
 
 
-def test_a_model_by_name_trains_on_data_by_name_and_tells_what_it_reached(tmp_path):
+def test_a_model_by_name_trains_on_data_by_name_and_reports_its_accuracy(tmp_path):
     done = command("train", "mlp", "--data", "digits", "--workers", "2", "--epochs", "3", "--name", "d", cwd=tmp_path)
     assert done.code == 0, done.err
     assert "epoch 3/3" in done.out
@@ -39,7 +39,7 @@ def test_a_model_by_name_trains_on_data_by_name_and_tells_what_it_reached(tmp_pa
     run = tmp_path / "runs" / "d"
     assert {p.name for p in run.iterdir()} == {
         "plan.json", "config.json", "events.jsonl", "ledger.jsonl", "summary.json", "predictions.json",
-        "task.payload", "logs", "checkpoints",
+        "task.bin", "logs", "checkpoints",
     }  # fmt: skip
 
 
@@ -77,38 +77,38 @@ def test_a_run_file_and_the_same_flags_give_the_same_run(tmp_path):
     assert done.events[-1]["epochs"] == 1
 
 
-def test_explain_tells_the_plan_and_starts_nothing(tmp_path):
+def test_explain_prints_the_plan_and_starts_nothing(tmp_path):
     done = command("explain", "lenet", "--data", "digits", "--workers", "3", "--batch", "64", cwd=tmp_path)
     assert done.code == 0, done.err
     assert "3 workers" in done.out
-    assert "In each step a worker computes 22 or 21 samples." in done.out
+    assert "22 or 21 samples" in done.out
     assert not (tmp_path / "runs").exists()
 
 
 @pytest.mark.parametrize(
-    ("arguments", "words"),
+    ("arguments", "facts"),
     [
-        (["train", "lenett", "--data", "digits"], "There is no model 'lenett'. Did you mean 'lenet'"),
-        (["train", "lenet", "--data", "digit"], "There is no data set 'digit'. Did you mean 'digits'?"),
-        (["train", "lenet"], "Add --data with a path, a URL or one of: cifar10, digits,"),
-        (["train", "lenet", "--data", "digits", "--strategy", "alreduce"], "Did you mean 'allreduce'?"),
-        (["train", "mlp(hiden=(3,))", "--data", "digits"], "hiden"),
-        (["train", "nowhere.py:task"], "There is no file nowhere.py."),
-        (["train", "my_task.py:tusk"], "my_task.py has no 'tusk'. Did you mean my_task.py:task?"),
-        (["train", "my_task.py:number"], "is a int, not a syncline.Task"),
-        (["train", "my_task.py"], "has 2 tasks (task, other)"),
-        (["train", "none.toml"], "There is no file none.toml."),
-        (["train", "mlp", "--data", "digits", "--workers", "0"], "workers is 0, but must be 1 or more."),
-        (["train", "mlp", "--data", "digits", "--device", "cuda"], "--device cuda is not possible"),
-        (["train", "mlp", "--data", "digits", "--lr", "-1"], "lr is -1, but must be more than 0."),
-        (["resume", "nowhere"], "nowhere is not a run directory"),
-        (["run", "nowhere.py"], "There is no file nowhere.py."),
+        (["train", "lenett", "--data", "digits"], ["'lenett'", "'lenet'"]),
+        (["train", "lenet", "--data", "digit"], ["'digit'", "'digits'"]),
+        (["train", "lenet"], ["--data", "cifar10, digits,"]),
+        (["train", "lenet", "--data", "digits", "--strategy", "alreduce"], ["'alreduce'", "'allreduce'"]),
+        (["train", "mlp(hiden=(3,))", "--data", "digits"], ["hiden"]),
+        (["train", "nowhere.py:task"], ["nowhere.py"]),
+        (["train", "my_task.py:tusk"], ["'tusk'", "'task'"]),
+        (["train", "my_task.py:number"], ["int", "syncline.Task"]),
+        (["train", "my_task.py"], ["2 tasks", "task, other"]),
+        (["train", "none.toml"], ["none.toml"]),
+        (["train", "mlp", "--data", "digits", "--workers", "0"], ["workers", "0", "1 or more"]),
+        (["train", "mlp", "--data", "digits", "--device", "cuda"], ["--device cuda"]),
+        (["train", "mlp", "--data", "digits", "--lr", "-1"], ["lr", "-1", "more than 0"]),
+        (["resume", "nowhere"], ["nowhere", "run directory"]),
+        (["run", "nowhere.py"], ["nowhere.py"]),
     ],
 )
-def test_a_mistake_is_answered_in_one_message_without_a_traceback(folder, arguments, words):
+def test_a_mistake_is_one_message_without_a_traceback(folder, arguments, facts):
     done = command(*arguments, cwd=folder)
     assert done.code == 1
-    assert words in done.err
+    assert not [fact for fact in facts if fact not in done.err], done.err
     assert "Traceback" not in done.err
     assert done.err.startswith("Error: ")
 
@@ -117,7 +117,7 @@ def test_a_wrong_value_in_a_run_file_names_file_and_line(folder):
     (folder / "bad.toml").write_text('model = "mlp"\ndata = "digits"\nworkers = 0\n')
     done = command("train", "bad.toml", cwd=folder)
     assert done.code == 1
-    assert "bad.toml:3: workers is 0, but must be 1 or more." in done.err
+    assert "bad.toml:3: workers" in done.err
 
 
 def test_a_data_file_that_is_cut_off_is_named(tmp_path):

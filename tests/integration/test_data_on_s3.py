@@ -17,6 +17,8 @@ from moto.server import ThreadedMotoServer
 from real_runs import environment, final_state
 from real_runs import syncline as command
 
+pytestmark = pytest.mark.xdist_group("s3")  # one process, because these tests share a fixture
+
 SHARDS, ROWS_PER_SHARD, ROWS_PER_GROUP = 20, 30, 8
 ROWS = SHARDS * ROWS_PER_SHARD
 BATCH = 30  # divides the rows, so that each use of a row changes its count by exactly one
@@ -111,7 +113,7 @@ def test_every_row_is_used_once_though_the_run_was_killed_in_the_middle_of_an_ep
     assert [line.partition(": ")[2] for line in audit.out.splitlines() if line.startswith("epoch")] == [clean, clean]
 
 
-def test_a_bucket_that_is_not_there_is_told(tmp_path: Path, s3: dict[str, str]):
+def test_a_bucket_that_is_not_there_is_reported(tmp_path: Path, s3: dict[str, str]):
     ran = command("train", "mlp", "--data", "s3://nowhere/train", cwd=tmp_path, env=s3)
     assert ran.code != 0
     assert "s3://nowhere/train" in ran.err

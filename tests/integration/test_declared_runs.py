@@ -13,7 +13,7 @@ from torch import nn
 import syncline
 from syncline.cli.tasks import find_task
 from syncline.driver import run_task
-from syncline.view.quiet import Quiet
+from syncline.observe.terminal.quiet import Quiet
 
 RUN_FILE = """
 data = "digits"
@@ -84,7 +84,7 @@ class SameInPython(nn.Module):
 def train_file(text: str, folder: Path, **settings: object) -> syncline.Result:
     file = folder / "my_run.toml"
     file.write_text(text)
-    found = find_task(str(file), {}, {"out": str(folder / "runs"), **settings}, None)
+    found = find_task(str(file), {}, {"out": str(folder / "runs"), **settings})
     return run_task(found.task, found.config, Quiet(io.StringIO(), io.StringIO()))
 
 
@@ -119,7 +119,7 @@ layers = [
 """
 
 
-def test_regularisers_give_the_same_result_for_any_number_of_workers_and_pieces(tmp_path):
+def test_regularizers_give_the_same_result_for_any_number_of_workers_and_pieces(tmp_path):
     states = []
     for name, settings in (("a", {"workers": 1}), ("b", {"workers": 3}), ("c", {"workers": 2, "accumulate": 3})):
         (tmp_path / name).mkdir()
@@ -152,7 +152,7 @@ def test_a_run_of_a_declared_model_is_resumed_with_the_same_bits(tmp_path):
         assert torch.equal(tensor, final_state(resumed.run_dir)["model"][name]), name
 
 
-def test_a_mistake_in_a_layer_is_told_with_file_and_line_and_nothing_else(tmp_path):
+def test_a_mistake_in_a_layer_is_reported_with_file_and_line_and_nothing_else(tmp_path):
     line = RUN_FILE.splitlines().index('layer = "Conv2d"') + 1
     told = rf"^\S*my_run\.toml:{line}: There is no layer 'Conv2dd'\. Did you mean 'Conv2d'"
     with pytest.raises(syncline.SynclineError, match=told):

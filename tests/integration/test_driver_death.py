@@ -1,4 +1,4 @@
-"""The driver is killed: the workers save what they have and end by themselves, and `resume` goes on from there."""
+"""The driver is killed: the workers save and exit by themselves, and `resume` continues from there."""
 
 from __future__ import annotations
 
@@ -41,11 +41,11 @@ task = syncline.Task(model=KillsDriver(), data=(torch.randn(103, 12), torch.zero
                      optimizer=syncline.sgd(lr=0.01))
 """
 LIMIT_S = 10
-"""What was promised: so long after the driver's death nobody is left."""
+"""All workers are gone this long after the driver was killed."""
 
 
 @pytest.mark.parametrize("strategy", ["allreduce", "ssp", "sparknet", "gossip", "hogwild"])
-def test_nobody_is_left_after_ten_seconds_and_resuming_loses_no_sample(tmp_path, strategy):
+def test_all_workers_are_gone_after_ten_seconds_and_resuming_loses_no_sample(tmp_path, strategy):
     (tmp_path / "task.py").write_text(TASK)
     process = subprocess.Popen(
         [
@@ -55,9 +55,9 @@ def test_nobody_is_left_after_ten_seconds_and_resuming_loses_no_sample(tmp_path,
         cwd=tmp_path, env=environment(), stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL,
     )  # fmt: skip
     assert process.wait(60) == -signal.SIGKILL
-    _until_nobody_is_in(tmp_path, LIMIT_S)
+    _until_no_process_is_in(tmp_path, LIMIT_S)
     stopped_at = final_state(tmp_path / "runs" / "orphan")["position"]["step"]
-    assert 9 <= stopped_at < 80, "they saved, soon after"
+    assert 9 <= stopped_at < 80, "the workers saved soon after"
     resumed = command("resume", "runs/orphan", "--epochs", "8", cwd=tmp_path)
     assert resumed.code == 0, resumed.err
     audit = command("audit", "runs/orphan", cwd=tmp_path)
@@ -66,7 +66,7 @@ def test_nobody_is_left_after_ten_seconds_and_resuming_loses_no_sample(tmp_path,
     assert len(clean) == 8
 
 
-def _until_nobody_is_in(folder: Path, limit_s: float) -> None:
+def _until_no_process_is_in(folder: Path, limit_s: float) -> None:
     """Wait for the end of all processes that work in `folder`: those of the run, and of no other."""
     deadline = time.monotonic() + limit_s
     while left := _processes_in(folder):

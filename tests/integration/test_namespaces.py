@@ -24,10 +24,12 @@ from syncline.config.run import RunConfig
 from syncline.driver import run_task
 from syncline.engines.network import Network
 from syncline.errors import ConfigError, SynclineError
+from syncline.lab.namespaces import Namespaces, why_not_possible
 from syncline.task import Task
-from syncline.telemetry.events import Event, Exchanged, RunStarted, WentOn, WorkerLost
+from syncline.telemetry.events import Event, ExchangeStats, Recovered, RunStarted, WorkerFailure
 from syncline.telemetry.run_dir import RunDir
-from syncline.testing.namespaces import Namespaces, why_not_possible
+
+pytestmark = pytest.mark.xdist_group("network")  # one process, because these tests share the kernel's network
 
 LIMIT_S = 30.0
 CUT_S = 5.5
@@ -130,7 +132,7 @@ def test_no_more_gets_through_than_the_limit():
 
 HOLD = """
 import sys
-from syncline.testing.namespaces import Namespaces
+from syncline.lab.namespaces import Namespaces
 with Namespaces(2):
     print("made", flush=True)
     sys.stdin.read()
@@ -153,7 +155,7 @@ def test_nothing_is_left_of_a_network_whoever_ends_its_process(how):
 
 def test_a_network_that_cannot_be_completed_is_taken_away_again(monkeypatch):
     steps = itertools.count()
-    from syncline.testing import namespaces
+    from syncline.lab import namespaces
 
     really = namespaces._ip
 
@@ -214,17 +216,17 @@ def test_h2o_shares_memory_inside_each_host_and_combines_updates_between_them(tm
     assert plan["shares_memory_on_hosts"]
     assert len({worker["host"] for worker in plan["workers"]}) == 2
     assert result.metrics["test/accuracy"] > 0.7
-    exchanged = [e for e in told.events if isinstance(e, Exchanged)]
-    sent = {rank: sum(e.bytes_sent for e in exchanged if e.rank == rank) for rank in range(4)}
+    exchanged = [e for e in told.events if isinstance(e, ExchangeStats)]
+    sent = {rank: sum(e.bytes_sent for e in exchanged if e.worker_id == rank) for rank in range(4)}
     # The first worker of each host, dealt out in turn, speaks for it; inside a host nothing is sent but small news.
     assert min(sent[0], sent[1]) > 10 * max(sent[2], sent[3]) > 0
 
 
 def test_memory_is_not_shared_between_namespaces(tmp_path):
     with Namespaces(2) as bed:
-        with pytest.raises(ConfigError, match="on 2 hosts, and no memory is shared between hosts"):
+        with pytest.raises(ConfigError, match=r"2 hosts.*h2o"):
             train(tmp_path, bed.network, strategy="hogwild")
-        with pytest.raises(ConfigError, match="--collective shared-memory is not possible: they are on 2 hosts"):
+        with pytest.raises(ConfigError, match=r"shared-memory.*2 hosts"):
             train(tmp_path, bed.network, collective="shared-memory")
 
 
@@ -248,14 +250,14 @@ def test_a_worker_that_is_cut_off_is_given_up_and_the_others_go_on_while_the_lin
         "--fault", "slow worker 0 at step 0 by 0.05s", "--fault", f"cut worker 1 at step 20 for {CUT_S}s",
     )  # fmt: skip
     (run,) = score["runs"]
-    cut = next(r for r in run["recoveries"] if r["blow"]["what"].startswith("cut"))
-    assert cut["came"] == "recovered"
-    assert cut["noticed_s"] < cut["went_on_s"] < CUT_S < cut["whole_s"]
+    cut = next(r for r in run["recoveries"] if r["injection"]["what"].startswith("cut"))
+    assert cut["result"] == "recovered"
+    assert cut["detected_s"] < cut["recovered_s"] < CUT_S < cut["restored_s"]
     events = list(RunDir(tmp_path / run["run_dir"]).read_events())
-    (lost,) = (e for e in events if isinstance(e, WorkerLost))
-    assert (lost.rank, lost.is_replaced) == (1, True)
-    assert "gave no sign of life" in lost.cause
-    members = [e.members for e in events if isinstance(e, WentOn)]
+    (lost,) = (e for e in events if isinstance(e, WorkerFailure))
+    assert (lost.worker_id, lost.is_replaced) == (1, True)
+    assert "no heartbeat" in lost.cause
+    members = [e.members for e in events if isinstance(e, Recovered)]
     assert members[0] == [0, 2]
     assert members[-1] == [0, 1, 2], "its replacement, in the same place, when the link was whole again"
 
@@ -265,6 +267,6 @@ def test_a_short_cut_costs_a_moment_and_no_sample(tmp_path):
         tmp_path, "--strategy", "allreduce", "--strategy", "ssp", "--epochs", "4",
         "--fault", "cut worker 1 at step 20 for 500ms",
     )  # fmt: skip
-    came = [r["came"] for run in score["runs"] for r in run["recoveries"]]
-    assert len(came) == 2
-    assert set(came) <= {"borne", "recovered"}
+    result = [r["result"] for run in score["runs"] for r in run["recoveries"]]
+    assert len(result) == 2
+    assert set(result) <= {"tolerated", "recovered"}

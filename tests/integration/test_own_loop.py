@@ -144,7 +144,7 @@ def test_a_stopped_own_loop_resumes_at_the_exact_sample_with_the_same_bits(tmp_p
     loop.write_text("import os, pathlib, signal, threading\n" + PREPARED.replace("        optimizer.step()", ask))
     done = command("run", str(loop), "--name", "stopped", "--workers", "2", cwd=tmp_path)
     assert done.code == 130, done.err
-    assert "everything saved; go on with: syncline resume runs/stopped" in done.err
+    assert "syncline resume runs/stopped" in done.err
     position = final_state(tmp_path / "runs" / "stopped")["position"]
     assert position["epoch"] == 1
     done = command("resume", "runs/stopped", cwd=tmp_path)
@@ -164,9 +164,9 @@ def test_arguments_after_the_dashes_reach_the_script_and_what_it_prints_is_shown
 @pytest.mark.parametrize(
     ("change", "words"),
     [
-        (("batch_size=10, shuffle=True", "batch_size=10, drop_last=True"), "leave drop_last out"),
+        (("batch_size=10, shuffle=True", "batch_size=10, drop_last=True"), "remove drop_last"),
         (("worker.prepare(model, optimizer, loader)", "(model, optimizer, loader)"), "without calling worker.prepare"),
-        (("worker.prepare(model, optimizer, loader)", "worker.prepare(model, loader)"), "exactly one optimiser"),
+        (("worker.prepare(model, optimizer, loader)", "worker.prepare(model, loader)"), "exactly one optimizer"),
     ],
 )
 def test_a_loop_that_cannot_work_is_told_what_to_change(loop, change, words):

@@ -1,4 +1,4 @@
-"""A user's own loop loses workers: the script is begun again in the processes that are left, and goes on from there."""
+"""A user's own loop when workers fail: the remaining processes restart the script and continue from the live state."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ def test_with_replacements_the_result_is_the_same_to_the_bit_schedulers_included
     (tmp_path / "loop.py").write_text(loop)
     run(tmp_path, "whole")
     faults = "kill worker 1 at step 5; kill worker 0 at step 14; kill worker 2 at step 22; kill worker 1 at step 32"
-    done = run(tmp_path, "killed", "--on-loss", "replace-only", faults=faults)
+    done = run(tmp_path, "killed", "--on-worker-failure", "replace-only", faults=faults)
     assert done.out.count("was killed by SIGKILL") == 4
     assert_clean(tmp_path, "killed")
     whole, killed = state(tmp_path, "whole"), state(tmp_path, "killed")
@@ -84,7 +84,7 @@ def test_under_any_strategy_the_others_go_on_and_no_sample_is_lost(tmp_path, str
 def test_a_loop_that_failed_resumes_with_its_schedulers_where_they_were(tmp_path, loop, every, killed_at):
     (tmp_path / "loop.py").write_text(loop)
     run(tmp_path, "whole")
-    settings = ("--on-loss", "stop", "--checkpoint-every-steps", str(every))
+    settings = ("--on-worker-failure", "stop", "--checkpoint-every-steps", str(every))
     run(tmp_path, "stopped", *settings, faults=f"kill worker 1 at step {killed_at}", code=1)
     done = command("resume", "runs/stopped", cwd=tmp_path)
     assert done.code == 0, done.err

@@ -8,17 +8,17 @@ import pytest
 from browser import Watched, a_browser, needs_browser, serious_findings
 from report_runs import START, nobody, started, whole_run, write_run
 
-from syncline.bench.harness import Contender, Goal, Outcome, Suite, SuiteResult
-from syncline.bench.html import as_html as bench_page
-from syncline.bench.machine import BenchMachine
-from syncline.bench.report import Report
-from syncline.report.load import load
-from syncline.report.page import as_html
-from syncline.telemetry.events import RunEnded, WorkerFailure, WorkerLost
+from syncline.lab.bench.harness import Contender, ContenderOutcome, Goal, Suite, SuiteResult
+from syncline.lab.bench.html import as_html as bench_page
+from syncline.lab.bench.report import Report
+from syncline.lab.machine import BenchMachine
+from syncline.observe.report.load import load
+from syncline.observe.report.report_page import as_html
+from syncline.telemetry.events import FatalFailure, RunEnded, WorkerFailure
 
 pytestmark = needs_browser
 
-FAILED = [WorkerFailure(rank=1, message="A line\n" * 60), RunEnded(reason="failed", message="Out of luck.\n" * 60)]
+FAILED = [FatalFailure(worker_id=1, message="A line\n" * 60), RunEnded(reason="failed", message="Out of luck.\n" * 60)]
 
 
 def written(folder: Path, *names: str) -> str:
@@ -29,7 +29,9 @@ def written(folder: Path, *names: str) -> str:
 
 
 def with_losses(folder: Path) -> str:
-    lost = WorkerLost(time=START + 6, rank=1, name="worker 1", cause="was killed", step=8, workers=1, is_replaced=True)
+    lost = WorkerFailure(
+        time=START + 6, worker_id=1, name="worker 1", cause="was killed", step=8, workers=1, is_replaced=True
+    )
     run = write_run(folder / "failed", [*whole_run(20, ends=False), lost, *FAILED])
     page = folder / "failed.html"
     page.write_text(as_html(load([run], nobody)))
@@ -45,7 +47,10 @@ def a_bench(folder: Path) -> str:
         ),
         goals=(Goal(contender="syncline", limit=1.0, bound="at least"),),
     )  # fmt: skip
-    outcomes = {"plain": Outcome([100.0, 110.0]), "syncline": Outcome([120.0, 121.0], failures=["A line\n" * 60])}
+    outcomes = {
+        "plain": ContenderOutcome([100.0, 110.0]),
+        "syncline": ContenderOutcome([120.0, 121.0], failures=["A line\n" * 60]),
+    }
     machine = BenchMachine(
         processor="A Processor", cores=2, memory_bytes=16_000_000_000, system="Linux", python="3.11", torch="2",
         syncline="0.1.0", load_at_start=0.1,
@@ -85,7 +90,7 @@ def test_curves_are_drawn_over_the_axis_that_is_chosen_also_without_a_script(tmp
             assert not page.locator('[data-chart="loss"] .by-step').is_visible()
 
 
-def test_the_pointer_tells_the_values_below_it(tmp_path):
+def test_hovering_shows_the_values_under_the_pointer(tmp_path):
     with a_browser() as browser:
         page = Watched(browser).page
         page.goto(written(tmp_path, "a"))
@@ -99,7 +104,7 @@ def test_the_pointer_tells_the_values_below_it(tmp_path):
         assert page.locator(".tip").count() == 0
 
 
-def test_several_runs_are_drawn_over_each_other_in_their_own_colours(tmp_path):
+def test_several_runs_are_drawn_over_each_other_in_their_own_colors(tmp_path):
     with a_browser() as browser:
         page = Watched(browser).page
         page.goto(written(tmp_path, "a", "b", "c"))
@@ -107,8 +112,8 @@ def test_several_runs_are_drawn_over_each_other_in_their_own_colours(tmp_path):
         assert lines.evaluate_all("all => all.map(path => path.dataset.label)") == [
             "a, training", "a", "b, training", "b", "c, training", "c",
         ]  # fmt: skip
-        colours = lines.evaluate_all("all => all.map(path => getComputedStyle(path).stroke)")
-        assert len(set(colours)) == 3
+        colors = lines.evaluate_all("all => all.map(path => getComputedStyle(path).stroke)")
+        assert len(set(colors)) == 3
         assert page.locator("#comparison tbody tr").count() == 3
 
 

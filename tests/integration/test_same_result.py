@@ -10,8 +10,10 @@ from real_runs import final_state, relative_difference, same_bits, samples, smal
 from torch import nn
 
 import syncline
-from syncline.telemetry.events import Noted
+from syncline.telemetry.events import InfoMessage
 from syncline.telemetry.run_dir import RunDir
+
+pytestmark = pytest.mark.xdist_group("same_result")  # one process, because these tests share a fixture
 
 
 def train(tmp_path: Path, workers: int, **changes: object) -> syncline.Result:
@@ -146,11 +148,11 @@ def test_what_is_tuned_gives_the_same_result_and_is_told(tmp_path):
     tuned = train(tmp_path / "tuned", 2, **changes)
     states = [final_state(result.run_dir)["model"] for result in (plain, *forms, tuned)]
     assert all(relative_difference(states[0], state) < 1e-3 for state in states[1:])
-    (note,) = (e for e in RunDir(tuned.run_dir).read_events() if isinstance(e, Noted))
+    (note,) = (e for e in RunDir(tuned.run_dir).read_events() if isinstance(e, InfoMessage))
     assert note.message.startswith("tuned (measured in ")
     again = train(tmp_path / "again", 2, **changes)
-    (note,) = (e for e in RunDir(again.run_dir).read_events() if isinstance(e, Noted))
-    assert note.message.startswith("tuned (as measured before): ")
+    (note,) = (e for e in RunDir(again.run_dir).read_events() if isinstance(e, InfoMessage))
+    assert note.message.startswith("tuned (cached): ")
     assert same_bits(final_state(again.run_dir)["model"], states[-1])
 
 

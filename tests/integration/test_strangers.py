@@ -1,4 +1,4 @@
-"""Strangers at every port of a run: training goes on as if they were not there, and they learn nothing."""
+"""Strangers at every port of a run: training continues undisturbed, and they learn nothing."""
 
 from __future__ import annotations
 
@@ -22,14 +22,15 @@ from typing import Any, NamedTuple
 import msgspec
 import pytest
 import zmq
-from besieged import number_in, train, write_number
 from real_runs import environment, final_state, same_bits
+from under_attack import number_in, train, write_number
 from zmq.utils import z85
 
-from syncline.comms.control import ControlClient, Ticket
-from syncline.comms.parameter_server.connection import Link
+from syncline.comms.connection import ClientConnection
+from syncline.comms.control import ControlClient, LaunchSpec
+from syncline.comms.parameter_server.messages import FromServer, decode_from_server
 from syncline.comms.store import connect_store
-from syncline.errors import PeerLost
+from syncline.errors import PeerFailed
 
 LIMIT_S = 60.0
 STEPS, WORKERS, SERVERS = 60, 2, 1
@@ -73,8 +74,8 @@ class Run:
         return number_in(self.folder / "steps")
 
     @property
-    def ticket(self) -> Ticket:
-        return msgspec.json.decode((self.folder / "ticket.json").read_bytes(), type=Ticket)
+    def spec(self) -> LaunchSpec:
+        return msgspec.json.decode((self.folder / "launch_spec.json").read_bytes(), type=LaunchSpec)
 
     @property
     def secret(self) -> bytes:
@@ -128,7 +129,7 @@ def running(folder: Path, kind: str) -> Iterator[Run]:
     settings.write_text(json.dumps({**RUNS[kind], "seconds": 0.02}))
     with open(folder / "log", "wb") as log:
         process = subprocess.Popen(
-            [sys.executable, str(Path(__file__).with_name("besieged.py")), str(settings)],
+            [sys.executable, str(Path(__file__).with_name("under_attack.py")), str(settings)],
             stdout=log, stderr=log, env=environment(),
         )  # fmt: skip
     try:
@@ -168,7 +169,7 @@ class Strangers:
                 scanner.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, linger)
 
     def shout(self, data: bytes) -> None:
-        """Say something, whether or not somebody listens to all of it."""
+        """Send something, whether or not all of it is read."""
         stranger = self.connect()
         with contextlib.suppress(OSError):
             stranger.setblocking(False)
@@ -228,10 +229,10 @@ class Tap:
                         self.heard += data
 
 
-def shake_hands(ticket: Ticket, until_event: int) -> Tap:
+def shake_hands(spec: LaunchSpec, until_event: int) -> Tap:
     """A client of ZeroMQ tries until something happens; what was said meanwhile."""
-    with Tap(port_of(ticket)) as tap:
-        client = ControlClient(msgspec.structs.replace(ticket, rank=77, address=f"tcp://127.0.0.1:{tap.port}"))
+    with Tap(port_of(spec)) as tap:
+        client = ControlClient(msgspec.structs.replace(spec, worker_id=77, address=f"tcp://127.0.0.1:{tap.port}"))
         client._dealer._socket.linger = 0
         monitor = client._dealer._socket.get_monitor_socket(until_event)
         assert monitor.poll(int(LIMIT_S * 1000)), "ZeroMQ did not answer"
@@ -241,18 +242,20 @@ def shake_hands(ticket: Ticket, until_event: int) -> Tap:
     return tap
 
 
-def port_of(ticket: Ticket) -> int:
-    return int(ticket.address.rpartition(":")[2])
+def port_of(spec: LaunchSpec) -> int:
+    return int(spec.address.rpartition(":")[2])
 
 
-def link_to(port: int, secret: bytes, timeout_s: float) -> Link:
-    return Link(f"127.0.0.1:{port}", secret, what="Server", timeout_s=timeout_s, should_stop=lambda: False)
+def link_to(port: int, secret: bytes, timeout_s: float) -> ClientConnection[FromServer]:
+    return ClientConnection(
+        f"127.0.0.1:{port}", secret, decode_from_server, what="Server", timeout_s=timeout_s, should_stop=lambda: False
+    )
 
 
 def recorded(run: Run, listener: Listener, kind: str) -> bytes:
     """What an honest worker says at this port, from the first byte on."""
-    if listener.port == port_of(run.ticket):
-        return shake_hands(run.ticket, zmq.EVENT_HANDSHAKE_SUCCEEDED).said
+    if listener.port == port_of(run.spec):
+        return shake_hands(run.spec, zmq.EVENT_HANDSHAKE_SUCCEEDED).said
     with Tap(listener.port) as tap:
         if kind == "servers":
             link_to(tap.port, run.secret, LIMIT_S).close()
@@ -279,13 +282,13 @@ def besiege(run: Run, listener: Listener, kind: str, *, has_handshake: bool) -> 
         strangers.shout(generator.randbytes(size))
         strangers.shout(b"\xff\0\0\0\0\0\0\0\1\x7f" + generator.randbytes(size))  # begins as ZeroMQ does
         strangers.shout(b"\0" * size)
-    with pytest.raises(PeerLost):
+    with pytest.raises(PeerFailed):
         link_to(listener.port, b"wrong" * 7, 0.2)
-    if listener.port == port_of(run.ticket):
+    if listener.port == port_of(run.spec):
         public, secret = (key.decode() for key in zmq.curve_keypair())
         for wrong in ({"server_key": public}, {"public_key": public, "secret_key": secret}):
-            ticket = msgspec.structs.replace(run.ticket, **wrong)
-            strangers.heard.append(shake_hands(ticket, zmq.EVENT_DISCONNECTED).heard)
+            spec = msgspec.structs.replace(run.spec, **wrong)
+            strangers.heard.append(shake_hands(spec, zmq.EVENT_DISCONNECTED).heard)
     if has_handshake:
         honest = recorded(run, listener, kind)
         assert len(honest) >= 64
@@ -298,7 +301,7 @@ def besiege(run: Run, listener: Listener, kind: str, *, has_handshake: bool) -> 
 
 @pytest.mark.usefixtures("_descriptors")
 @pytest.mark.parametrize("kind", RUNS)
-def test_training_goes_on_under_siege_and_strangers_learn_nothing(tmp_path, kind):
+def test_training_continues_under_attack_and_strangers_learn_nothing(tmp_path, kind):
     (tmp_path / "quiet").mkdir()
     write_number(tmp_path / "quiet" / "allowed", STEPS)
     expected = train(tmp_path / "quiet", 0.0, **RUNS[kind])
@@ -310,7 +313,7 @@ def test_training_goes_on_under_siege_and_strangers_learn_nothing(tmp_path, kind
         assert len(listeners) == (1 + SERVERS if kind == "servers" else 2 + WORKERS), listeners
         assert {listener.address for listener in listeners} <= LOOPBACK
         ours = [each for each in listeners if kind == "servers" or each.pid == run.process.pid]  # not gloo's
-        stores = [each.port for each in ours if kind != "servers" and each.port != port_of(run.ticket)]
+        stores = [each.port for each in ours if kind != "servers" and each.port != port_of(run.spec)]
         siege = [besiege(run, each, kind, has_handshake=each in ours) for each in listeners]
         run.allow(STEPS - 10)
         until(lambda: run.steps == STEPS - 10, "ten steps more, under siege")
@@ -324,5 +327,5 @@ def test_training_goes_on_under_siege_and_strangers_learn_nothing(tmp_path, kind
     assert len(heard) > HALF_OPEN * len(listeners)
     assert max(map(len, heard)) <= LONGEST_GREETING
     everything = b"\n".join(heard)
-    for secret in (run.secret, *map(z85.decode, (run.ticket.secret_key, run.ticket.public_key, run.ticket.server_key))):
+    for secret in (run.secret, *map(z85.decode, (run.spec.secret_key, run.spec.public_key, run.spec.server_key))):
         assert not any(form in everything for form in (secret, secret.hex().encode(), z85.encode(secret)))

@@ -19,10 +19,10 @@ from real_runs import (
 )
 
 import syncline
+from syncline.strategies.method import ModelShapes
 from syncline.strategies.presets import PRESETS
 from syncline.strategies.reading import read_strategy
-from syncline.strategies.words import bytes_per_exchange
-from syncline.telemetry.events import CheckpointSaved, Contest, Progress, StrategySwitched, Warned
+from syncline.telemetry.events import CheckpointSaved, Progress, StrategySwitched, TournamentMatch, WarningMessage
 from syncline.telemetry.run_dir import RunDir
 
 
@@ -121,7 +121,7 @@ def test_a_stopped_run_goes_on_with_the_same_bits_whatever_the_workers_hold_for_
 @pytest.mark.parametrize("strategy", ["ssp(bound=2)", "downpour(lr=0.1)", "easgd(tau=3)", "gossip(asynchronous=True)"])
 def test_workers_at_their_own_pace_stop_together_and_go_on(tmp_path, strategy):
     changes = {"epochs": 12, "optimizer": syncline.sgd(lr=0.2)}
-    with pytest.raises(syncline.Interrupted, match="everything saved"):
+    with pytest.raises(syncline.Interrupted, match="everything is saved"):
         train(tmp_path, strategy, model=InterruptAt(small_net(), 13, tmp_path / "flag"), **changes)
     (run_dir,) = (p.parent for p in tmp_path.glob("*/plan.json"))
     assert 13 <= final_state(run_dir)["position"]["step"] < 108
@@ -148,7 +148,11 @@ def test_checkpoints_are_made_while_workers_are_at_different_steps(tmp_path):
 def test_a_server_that_is_killed_is_named_and_nothing_is_left(tmp_path):
     with pytest.raises(syncline.WorkerFailed, match=r"^Server 1 was killed by SIGKILL"):
         train(
-            tmp_path, "server-async(shards=2)", model=KillServer(small_net(), call=7, rank=4), epochs=50, on_loss="stop"
+            tmp_path,
+            "server-async(shards=2)",
+            model=KillServer(small_net(), call=7, rank=4),
+            epochs=50,
+            on_worker_failure="stop",
         )
 
 
@@ -161,18 +165,20 @@ def test_a_strategy_that_changes_says_so_and_keeps_its_bytes(tmp_path):
 
 def test_tournaments_are_told_with_winners_and_what_they_pass_on(tmp_path):
     result = train(tmp_path, "ltfb(steps=6, perturb=1.3)", workers=4, epochs=4)
-    contests = [e for e in RunDir(result.run_dir).read_events() if isinstance(e, Contest)]
-    assert {(c.round, c.rank) for c in contests} == {(r, k) for r in range(1, result.steps // 6 + 1) for k in range(4)}
+    contests = [e for e in RunDir(result.run_dir).read_events() if isinstance(e, TournamentMatch)]
+    assert {(c.round, c.worker_id) for c in contests} == {
+        (r, k) for r in range(1, result.steps // 6 + 1) for k in range(4)
+    }
     for contest in contests:
-        assert contest.took_over == (contest.rival_score < contest.own_score)
+        assert contest.adopted == (contest.opponent_score < contest.own_score)
     assert len({c.hyperparameters["lr_factor"] for c in contests}) > 1
-    assert any(c.took_over for c in contests)
+    assert any(c.adopted for c in contests)
 
 
 def test_a_rival_whose_loss_is_not_finite_is_no_failure_of_the_run(tmp_path):
     model = FailAt(small_net(), call=5, rank=1, fault="nan")
     result = train(tmp_path, "ltfb(steps=6)", workers=2, model=model)
-    warnings = [e.message for e in RunDir(result.run_dir).read_events() if isinstance(e, Warned)]
+    warnings = [e.message for e in RunDir(result.run_dir).read_events() if isinstance(e, WarningMessage)]
     assert any("on worker 1 at step 4" in w and "will lose its next contest" in w for w in warnings)
 
 
@@ -183,8 +189,10 @@ def test_the_bytes_that_are_sent_are_those_of_theory(tmp_path, codec):
     parameters = sum(p.numel() for p in wide.parameters())
     shapes = [p.shape for p in wide.parameters()]
     result = train(tmp_path, f"allreduce + {codec}", workers=2, model=wide, evaluate_every=0, epochs=2)
-    sent = sum(e.bytes_sent for e in RunDir(result.run_dir).read_events() if isinstance(e, Progress) and e.rank == 1)
-    in_theory = bytes_per_exchange(read_strategy(f"allreduce + {codec}"), shapes) * result.steps
+    sent = sum(
+        e.bytes_sent for e in RunDir(result.run_dir).read_events() if isinstance(e, Progress) and e.worker_id == 1
+    )
+    in_theory = ModelShapes(shapes).encoded_bytes(read_strategy(f"allreduce + {codec}").how) * result.steps
     assert sent == pytest.approx(in_theory, rel=0.02)
     times_less = 4 * parameters * result.steps / sent
     assert times_less > {"onebit": 25, "topk(0.01)": 40}.get(codec, 0.9)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import signal
 import subprocess
 import sys
@@ -48,7 +49,7 @@ def command(*arguments: str, cwd: Path) -> Iterator[subprocess.Popen[str]]:
         process.stdout.close()
 
 
-def address_told_by(process: subprocess.Popen[str]) -> str:
+def printed_address(process: subprocess.Popen[str]) -> str:
     return process.stdout.readline().rpartition(": ")[2].strip()
 
 
@@ -64,7 +65,7 @@ def test_the_page_follows_a_run_and_stops_it_with_everything_saved(tmp_path):
         ):
             seen = Watched(browser)
             page = seen.page
-            page.goto(address_told_by(watch))
+            page.goto(printed_address(watch))
             page.wait_for_selector('body[data-status="running"]')
             page.get_by_role("radio", name="time").check()
             first = page.locator(".lead").inner_text()
@@ -76,7 +77,7 @@ def test_the_page_follows_a_run_and_stops_it_with_everything_saved(tmp_path):
             page.get_by_role("button", name="Stop").click()
             page.wait_for_selector('body[data-status="stopped"]')
             assert not page.get_by_role("button", name="Stop").is_visible()
-            assert "saved" in page.locator("#told").inner_text()
+            assert "saved" in page.locator("#status").inner_text()
             assert seen.complaints == []
             page.goto(page.url.partition("?")[0])
             assert "token" in page.content()
@@ -85,7 +86,7 @@ def test_the_page_follows_a_run_and_stops_it_with_everything_saved(tmp_path):
         training.wait(60)
     ended = [e for e in RunDir(run).read_events() if isinstance(e, RunEnded)]
     assert [e.reason for e in ended] == ["stopped"]
-    steps = int(ended[0].message.partition("step ")[2].partition(",")[0])
+    steps = int(re.search(r"step (\d+)", ended[0].message)[1])
     resumed = syncline.resume(run, quiet=True, max_steps=steps + 2)
     assert resumed.steps == steps + 2
     starts = [e.resumed_from_step for e in RunDir(run).read_events() if isinstance(e, RunStarted)]
@@ -99,7 +100,7 @@ def test_a_run_that_is_over_is_shown_without_a_button(tmp_path):
         a_browser() as browser,
     ):
         seen = Watched(browser, width="narrow", scheme="dark")
-        seen.page.goto(address_told_by(watch))
+        seen.page.goto(printed_address(watch))
         assert seen.page.locator("h1 .badge").inner_text() == "✓ finished"
         assert not seen.page.get_by_role("button", name="Stop").is_visible()
         assert not seen.is_wider_than_the_screen()

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 import syncline
-from syncline.telemetry.events import Evaluated, Noted
+from syncline.telemetry.events import Evaluated, InfoMessage
 from syncline.telemetry.run_dir import RunDir
 
 STACKED = "stacked-autoencoder(hidden=(32, 12), pretrain=0.75)"
@@ -21,7 +21,7 @@ def train(out: Path, **given):
 def test_a_stacked_autoencoder_writes_down_each_layers_error_and_it_falls(tmp_path):
     result = train(tmp_path, model=STACKED, data="digits", workers=2, epochs=8, batch=32)
     events = list(RunDir(result.run_dir).read_events())
-    noted = [e.details["stage"] for e in events if isinstance(e, Noted) and "stage" in e.details]
+    noted = [e.details["stage"] for e in events if isinstance(e, InfoMessage) and "stage" in e.details]
     assert noted == ["layer1", "layer2", "whole"]
     for stage in noted:
         key = f"test/loss_{stage}"
@@ -64,6 +64,6 @@ def test_an_image_model_of_transformers_trains_by_name(tmp_path, monkeypatch):
     monkeypatch.setenv("HF_HUB_OFFLINE", "1")
     small = "hidden_size=16, num_hidden_layers=1, num_attention_heads=2, intermediate_size=32, patch_size=2"
     result = train(
-        tmp_path, model=f"hf:vit({small})", data="digits", workers=2, epochs=4, batch=32, optimizer=syncline.adam(0.005)
+        tmp_path, model=f"hf:vit({small})", data="digits", workers=2, epochs=6, batch=32, optimizer=syncline.adam(0.005)
     )
     assert result.metrics["test/accuracy"] > 0.5

@@ -14,10 +14,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from syncline.comms import framing
 from syncline.comms.control import ControlClient, ControlServer, Events, Failed, Finished, FromWorker, Hello
-from syncline.comms.parameter_server import connection
+from syncline.comms.listener import Disconnected, Frame, ServerConnection, listen
 from syncline.comms.parameter_server import messages as m
-from syncline.comms.parameter_server.connection import Frame, Peer, PeerGone, listen
+
+pytestmark = pytest.mark.xdist_group("arbitrary_bytes")  # one process, because these tests share a fixture
 
 SECRET = b"s" * 32
 LIMIT_S = 20.0
@@ -36,7 +38,7 @@ to_server: st.SearchStrategy[m.FromWorker] = st.sampled_from(
 to_coordinator: st.SearchStrategy[FromWorker] = st.sampled_from(
     [
         Hello(0, 1),
-        Events(0, 3, [{"kind": "Progress", "loss": 0.5}]),
+        Events(0, 3, [{"kind": "WorkerProgress", "loss": 0.5}]),
         Finished(0, False, {"test/accuracy": 0.5}),
         Failed(0, "ValueError", "why", "Traceback", 3, [1, 2], False),
     ]
@@ -53,11 +55,18 @@ def damaged(draw: st.DrawFn, data: bytes) -> bytes:
     return bytes(damage)
 
 
+encode = msgspec.msgpack.encode
+
+
 @st.composite
 def frames(draw: st.DrawFn) -> bytes:
     """What a worker with a bug may send to a server of parameters: frames, almost."""
     message = draw(
-        st.one_of(st.binary(max_size=100), to_server.map(m.encode).flatmap(damaged), things.map(msgspec.msgpack.encode))
+        st.one_of(
+            st.binary(max_size=100),
+            to_server.map(encode).flatmap(damaged),
+            things.map(encode),
+        )
     )
     length = draw(st.one_of(st.just(len(message)), st.integers(0, 2**32 - 1)))
     bulk = draw(st.one_of(st.integers(0, 100), st.integers(2**45, 2**64 - 1)))  # never what a machine could provide
@@ -66,7 +75,7 @@ def frames(draw: st.DrawFn) -> bytes:
 
 
 @contextmanager
-def peer_and_stranger() -> Iterator[tuple[Peer[m.FromWorker], socket.socket, list[bytes]]]:
+def peer_and_stranger() -> Iterator[tuple[ServerConnection[m.FromWorker], socket.socket, list[bytes]]]:
     """A server's end, the other one, and what the server's end has decoded."""
     decoded: list[bytes] = []
 
@@ -77,7 +86,7 @@ def peer_and_stranger() -> Iterator[tuple[Peer[m.FromWorker], socket.socket, lis
     with listen("127.0.0.1") as listener:
         stranger = socket.create_connection(listener.getsockname(), timeout=LIMIT_S)
         accepted, _ = listener.accept()
-    peer = Peer(accepted, SECRET, decode)
+    peer = ServerConnection(accepted, SECRET, decode)
     try:
         peer.flush()
         yield peer, stranger, decoded
@@ -86,8 +95,8 @@ def peer_and_stranger() -> Iterator[tuple[Peer[m.FromWorker], socket.socket, lis
         stranger.close()
 
 
-def take(peer: Peer[m.FromWorker], data: bytes, stranger: socket.socket) -> list[Frame[m.FromWorker]]:
-    """What the server makes of `data`; it ends in `PeerGone`, because the stranger leaves after it."""
+def take(peer: ServerConnection[m.FromWorker], data: bytes, stranger: socket.socket) -> list[Frame[m.FromWorker]]:
+    """What the server makes of `data`; it ends in `Disconnected`, because the stranger leaves after it."""
     found = []
     stranger.sendall(data)
     stranger.shutdown(socket.SHUT_WR)
@@ -96,7 +105,7 @@ def take(peer: Peer[m.FromWorker], data: bytes, stranger: socket.socket) -> list
             frame = peer.read()
             if frame is not None:
                 found.append(frame)
-    except PeerGone:
+    except Disconnected:
         return found
 
 
@@ -115,7 +124,7 @@ def test_a_stranger_gets_nothing_decoded_and_nothing_but_a_challenge(data):
     with peer_and_stranger() as (peer, stranger, decoded):
         assert take(peer, b"".join(data), stranger) == []
         assert decoded == []
-        assert not peer.is_known
+        assert not peer.is_authenticated
         peer.close()
         assert len(received(stranger)) <= 32
 
@@ -124,18 +133,18 @@ def test_a_stranger_gets_nothing_decoded_and_nothing_but_a_challenge(data):
 def test_a_worker_with_a_bug_loses_its_connection_and_the_server_nothing(data):
     with peer_and_stranger() as (peer, stranger, _):
         challenge, own = stranger.recv(32), os.urandom(32)
-        stranger.sendall(own + connection._proof(SECRET, b"worker", challenge, own))
+        stranger.sendall(own + framing.proof(SECRET, b"worker", challenge, own))
         for frame in take(peer, b"".join(data), stranger):
             assert isinstance(frame.message, msgspec.Struct)
             assert frame.bulk.numel() <= 100
-        assert peer.is_known
+        assert peer.is_authenticated
 
 
 @pytest.fixture(scope="module")
 def line() -> Iterator[tuple[ControlServer, ControlClient]]:
     """A control channel whose worker's end sends anything."""
     server = ControlServer("127.0.0.1")
-    client = ControlClient(server.ticket(0))
+    client = ControlClient(server.launch_spec(0))
     yield server, client
     client._dealer._socket.linger = 0
     client.close()
@@ -146,7 +155,7 @@ def line() -> Iterator[tuple[ControlServer, ControlClient]]:
     st.lists(
         st.one_of(
             st.binary(max_size=300),
-            things.map(msgspec.msgpack.encode),
+            things.map(encode),
             to_coordinator.map(msgspec.msgpack.encode).flatmap(damaged),
         ),
         min_size=1,

@@ -9,7 +9,7 @@ from generators import member_lists, seeds
 from hypothesis import given
 from hypothesis import strategies as st
 
-from syncline.algorithms.brackets import draw, perturb, rival_wins
+from syncline.strategies.brackets import draw, perturb, rival_wins
 
 rounds = st.integers(0, 1000)
 scores = st.floats(allow_nan=True, allow_infinity=True)

@@ -11,10 +11,10 @@ from generators import flats, seeds
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from syncline.algorithms.codecs import BF16, ErrorFeedback, Exact, Int8, OneBit, PowerSGD, TopK, compensate
-from syncline.algorithms.codecs import powersgd as power
+from syncline.comms.codecs import BF16Codec, ErrorFeedback, ExactCodec, Int8Codec, OneBitCodec, TopKCodec, compensate
+from syncline.comms.codecs import powersgd as power
 
-CODECS = [Exact(), BF16(), Int8(), OneBit(), TopK(0.01), TopK(0.3), TopK(1.0)]
+CODECS = [ExactCodec(), BF16Codec(), Int8Codec(), OneBitCodec(), TopKCodec(0.01), TopKCodec(0.3), TopKCodec(1.0)]
 LOSSY = CODECS[1:]
 LARGE = 431_080
 few = settings(max_examples=12)  # for each of seven codecs
@@ -108,10 +108,12 @@ def test_only_flat_float32_tensors_are_encoded(codec, x):
 
 
 @pytest.mark.parametrize(
-    ("codec", "factor"), [(BF16(), 2), (Int8(), 3.9), (OneBit(), 25), (TopK(0.01), 40)], ids=lambda value: str(value)
+    ("codec", "factor"),
+    [(BF16Codec(), 2), (Int8Codec(), 3.9), (OneBitCodec(), 25), (TopKCodec(0.01), 40)],
+    ids=lambda value: str(value),
 )
 def test_a_large_tensor_shrinks_by_the_promised_factor(codec, factor):
-    assert Exact().wire_bytes(LARGE) / codec.wire_bytes(LARGE) >= factor
+    assert ExactCodec().wire_bytes(LARGE) / codec.wire_bytes(LARGE) >= factor
 
 
 # ------------------------------------------------------------------------------------------------- how far off
@@ -120,30 +122,30 @@ def test_a_large_tensor_shrinks_by_the_promised_factor(codec, factor):
 @few
 @given(flats())
 def test_exact_is_exact(x):
-    assert torch.equal(decoded(Exact(), x), x)
+    assert torch.equal(decoded(ExactCodec(), x), x)
 
 
 def test_exact_keeps_the_bits_of_nan_and_of_minus_zero():
     x = torch.tensor([math.nan, -math.nan, -0.0])
-    assert torch.equal(decoded(Exact(), x).view(torch.int32), x.view(torch.int32))
+    assert torch.equal(decoded(ExactCodec(), x).view(torch.int32), x.view(torch.int32))
 
 
 @few
 @given(flats())
 def test_bf16_is_off_by_one_part_in_256_at_most(x):
     # Below the smallest normal number the absolute error is that of the smallest normal number.
-    assert ((decoded(BF16(), x) - x).abs() <= x.abs() * 2**-8 + 2**-134).all()
+    assert ((decoded(BF16Codec(), x) - x).abs() <= x.abs() * 2**-8 + 2**-134).all()
 
 
 def test_bf16_rounds_ties_to_even():
     x = torch.tensor([1 + 2**-8, 1 + 3 * 2**-8])
-    assert decoded(BF16(), x).tolist() == [1.0, 1 + 2**-6]
+    assert decoded(BF16Codec(), x).tolist() == [1.0, 1 + 2**-6]
 
 
 @few
 @given(flats())
 def test_int8_is_off_by_half_a_step_of_the_block_at_most(x):
-    y = decoded(Int8(), x)
+    y = decoded(Int8Codec(), x)
     for block, got in zip(x.split(256), y.split(256), strict=True):
         largest = block.abs().max().item() if len(block) else 0.0
         assert ((got - block).abs() <= largest / 254 * (1 + 1e-4) + 127 * torch.finfo(torch.float32).tiny).all()
@@ -152,22 +154,22 @@ def test_int8_is_off_by_half_a_step_of_the_block_at_most(x):
 @few
 @given(flats(min_size=1))
 def test_int8_keeps_signs_and_the_largest_value_of_a_block(x):
-    y = decoded(Int8(), x)
+    y = decoded(Int8Codec(), x)
     assert (x * y.sign() >= 0).all()
     torch.testing.assert_close(y.abs().max(), x.abs().max(), rtol=1e-6, atol=2e-36)
 
 
 def test_int8_survives_the_smallest_and_the_largest_floats():
     smallest = torch.tensor([1e-45, -3e-44, 1.2e-38])
-    assert decoded(Int8(), smallest).tolist() == [0.0, 0.0, 0.0]
+    assert decoded(Int8Codec(), smallest).tolist() == [0.0, 0.0, 0.0]
     large = torch.tensor([3e38, -3e38, 1.0])
-    torch.testing.assert_close(decoded(Int8(), large), torch.tensor([3e38, -3e38, 0.0]), rtol=1e-6, atol=0)
+    torch.testing.assert_close(decoded(Int8Codec(), large), torch.tensor([3e38, -3e38, 0.0]), rtol=1e-6, atol=0)
 
 
 def test_a_nan_spoils_its_own_int8_block_only():
     x = torch.ones(512)
     x[3] = math.nan
-    y = decoded(Int8(), x)
+    y = decoded(Int8Codec(), x)
     assert y[:256].isnan().all()
     assert torch.equal(y[256:], x[256:])
 
@@ -175,7 +177,7 @@ def test_a_nan_spoils_its_own_int8_block_only():
 @few
 @given(flats())
 def test_onebit_decodes_to_the_mean_of_the_values_with_the_same_sign(x):
-    y = decoded(OneBit(), x)
+    y = decoded(OneBitCodec(), x)
     for block, got in zip(x.split(1024), y.split(1024), strict=True):
         for side in (block >= 0, block < 0):
             if side.any():
@@ -186,7 +188,7 @@ def test_onebit_decodes_to_the_mean_of_the_values_with_the_same_sign(x):
 @few
 @given(flats(), st.sampled_from([0.01, 0.3, 1.0]))
 def test_topk_sends_the_largest_values_unchanged_and_of_equal_ones_the_first(x, fraction):
-    codec = TopK(fraction)
+    codec = TopKCodec(fraction)
     by_magnitude = np.argsort(-x.abs().numpy(), kind="stable")[: codec.count(len(x))]
     expected = torch.zeros_like(x)
     expected[by_magnitude] = x[by_magnitude]
@@ -198,19 +200,19 @@ def test_topk_sends_the_largest_values_unchanged_and_of_equal_ones_the_first(x, 
     [(0.01, 100, 1), (0.07, 100, 7), (0.01, 101, 2), (1e-9, 5, 1), (1, 5, 5), (0.5, 0, 0)],
 )
 def test_topk_counts_in_the_decimal_number_that_was_typed(fraction, numel, count):
-    assert TopK(fraction).count(numel) == count
+    assert TopKCodec(fraction).count(numel) == count
 
 
 def test_topk_sends_nan_before_infinity_before_all_else():
     x = torch.tensor([1e38, math.inf, 3.0, math.nan])
-    assert decoded(TopK(0.25), x).isnan().tolist() == [False, False, False, True]
-    assert decoded(TopK(0.5), x)[:3].tolist() == [0.0, math.inf, 0.0]
+    assert decoded(TopKCodec(0.25), x).isnan().tolist() == [False, False, False, True]
+    assert decoded(TopKCodec(0.5), x)[:3].tolist() == [0.0, math.inf, 0.0]
 
 
 @pytest.mark.parametrize("fraction", [0, -0.1, 1.5, math.nan])
 def test_topk_refuses_a_fraction_that_is_none(fraction):
     with pytest.raises(ValueError, match="The fraction of topk is"):
-        TopK(fraction)
+        TopKCodec(fraction)
 
 
 # ---------------------------------------------------------------------------------------------- error feedback
@@ -224,7 +226,7 @@ def test_what_is_decoded_and_what_is_kept_make_up_what_was_to_be_sent(codec, x, 
     wanted = x + residual
     step = compensate(codec, x, residual)
     assert torch.equal(step.decoded, codec.decode(step.payload, len(x)))
-    if isinstance(codec, (Exact, BF16, TopK)):  # what they drop of a value is itself a float32
+    if isinstance(codec, (ExactCodec, BF16Codec, TopKCodec)):  # what they drop of a value is itself a float32
         assert torch.equal(step.decoded + step.residual, wanted)
     else:
         slack = 2**-23 * (wanted.abs() + step.decoded.abs())
@@ -234,7 +236,7 @@ def test_what_is_decoded_and_what_is_kept_make_up_what_was_to_be_sent(codec, x, 
 @few
 @given(flats(), flats())
 def test_exact_leaves_nothing_behind(x, other):
-    feedback = ErrorFeedback(Exact())
+    feedback = ErrorFeedback(ExactCodec())
     feedback.encode(x)
     assert feedback.residual.count_nonzero() == 0
 
@@ -255,7 +257,7 @@ def test_over_time_all_that_was_given_is_sent_and_the_residual_stays_bounded(cod
         residuals.append(feedback.residual.norm().item())
     torch.testing.assert_close(sent_sum + feedback.residual, given_sum, rtol=1e-5, atol=1e-3)
     # A fraction f of the values a step leaves one unsent for about 1/f steps.
-    steps_late = 1 / codec.fraction if isinstance(codec, TopK) else 2
+    steps_late = 1 / codec.fraction if isinstance(codec, TopKCodec) else 2
     assert max(residuals) <= 3 * steps_late * math.sqrt(300)
     assert max(residuals[100:]) <= 1.3 * max(residuals[:100])
 
@@ -287,7 +289,7 @@ def test_feedback_goes_on_from_a_checkpoint_as_if_nothing_had_happened(codec, fi
 
 
 def test_a_saved_state_does_not_change_when_training_goes_on():
-    feedback = ErrorFeedback(OneBit())
+    feedback = ErrorFeedback(OneBitCodec())
     feedback.encode(torch.linspace(-1, 1, 300))
     state = feedback.state()
     kept = state["residual"].clone()
@@ -297,7 +299,7 @@ def test_a_saved_state_does_not_change_when_training_goes_on():
 
 
 def test_a_residual_of_another_model_is_refused():
-    feedback = ErrorFeedback(Int8())
+    feedback = ErrorFeedback(Int8Codec())
     feedback.encode(torch.ones(3))
     with pytest.raises(ValueError, match="The residual has 3 values, but the tensor to encode has 4"):
         feedback.encode(torch.ones(4))
@@ -314,7 +316,7 @@ ranks = st.integers(1, 4)
 @example([], 1, 0)
 @example([(0, 3), (40, 0)], 1, 0)
 def test_cutting_into_matrices_and_joining_is_the_identity(shapes, rank, seed):
-    cut = PowerSGD(rank).cut(shapes)
+    cut = power.cut(shapes, rank)
     flat = torch.arange(float(cut.numel))
     assert cut.numel == sum(math.prod(shape) for shape in shapes)
     matrices, plain = cut.split(flat)
@@ -325,7 +327,7 @@ def test_cutting_into_matrices_and_joining_is_the_identity(shapes, rank, seed):
 @few
 @given(shapes, ranks, seeds)
 def test_the_bytes_of_powersgd_are_those_of_both_messages_and_never_more_than_exact(shapes, rank, seed):
-    cut = PowerSGD(rank).cut(shapes)
+    cut = power.cut(shapes, rank)
     matrices, plain = cut.split(torch.ones(cut.numel))
     qs = cut.start(seed)
     first = power.pack([*map(power.left, matrices, qs), plain])
@@ -338,14 +340,14 @@ def test_the_bytes_of_powersgd_are_those_of_both_messages_and_never_more_than_ex
 @few
 @given(shapes, ranks)
 def test_only_what_shrinks_is_compressed(shapes, rank):
-    cut = PowerSGD(rank).cut(shapes)
+    cut = power.cut(shapes, rank)
     for m in cut.matrices:
         assert m.rank * (m.rows + m.cols) < m.rows * m.cols
-    assert PowerSGD(rank).cut([(1000,), (1, 1000), (2, 2)]).matrices == ()
+    assert power.cut([(1000,), (1, 1000), (2, 2)], rank).matrices == ()
 
 
 def power_step(m, q):
-    p = power.orthogonalise(power.left(m, q))
+    p = power.orthogonalize(power.left(m, q))
     q = power.right(m, p)
     return p, q
 
@@ -375,7 +377,7 @@ def test_averaging_the_factors_of_workers_is_compressing_their_average(seed):
     generator = torch.Generator().manual_seed(seed)
     ms = [torch.randn(9, 7, generator=generator, dtype=torch.float64) for _ in range(3)]
     q = power.start(9, 7, 2, seed).double()
-    p = power.orthogonalise(sum(power.left(m, q) for m in ms) / 3)
+    p = power.orthogonalize(sum(power.left(m, q) for m in ms) / 3)
     averaged = sum(power.right(m, p) for m in ms) / 3
     expected_p, expected_q = power_step(sum(ms) / 3, q)
     torch.testing.assert_close(power.reconstruct(p, averaged), power.reconstruct(expected_p, expected_q))
@@ -401,7 +403,7 @@ def test_powersgd_shows_values_that_are_not_finite(value):
 @few
 @given(seeds)
 def test_all_workers_start_from_the_same_factors_and_matrices_of_one_shape_from_different_ones(seed):
-    cut = PowerSGD(2).cut([(9, 7), (9, 7)])
+    cut = power.cut([(9, 7), (9, 7)], 2)
     first, second = cut.start(seed)
     assert torch.equal(first, cut.start(seed)[0])
     assert not torch.equal(first, second)
@@ -409,4 +411,4 @@ def test_all_workers_start_from_the_same_factors_and_matrices_of_one_shape_from_
 
 def test_powersgd_refuses_a_rank_below_one():
     with pytest.raises(ValueError, match="The rank of powersgd is 0"):
-        PowerSGD(0)
+        power.cut([(9, 7)], 0)

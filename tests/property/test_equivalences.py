@@ -14,18 +14,18 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import nn
 
-from syncline.algorithms.mixing import TOPOLOGIES, mixing_matrix, spectral_gap
-from syncline.algorithms.staleness import is_fresh, staleness_limit
+from syncline.comms.mixing import TOPOLOGIES, mixing_matrix, spectral_gap
+from syncline.comms.staleness import is_fresh, staleness_limit
 from syncline.data.order import Position, SampleOrder
 from syncline.strategies.exchange import Replica
 from syncline.strategies.flat import FlatParameters
 from syncline.strategies.gradients import GradientBuffer
-from syncline.strategies.mix_neighbours import MixNeighbours
+from syncline.strategies.methods.asynchronous_servers import AsynchronousServerExchange
 from syncline.strategies.presets import PRESETS
-from syncline.strategies.push_and_fetch import PushAndFetch
+from syncline.strategies.reading import read_strategy
 from syncline.testing.threads import run_on_threads
 from syncline.testing.trials import Problem, linear_problem, train_on_threads
-from syncline.workers.step import RIDERS
+from syncline.workers.update import PIGGYBACKED_COUNT
 
 few = settings(max_examples=6)
 STEPS = 7
@@ -164,9 +164,9 @@ def test_groups_that_sum_gradients_and_average_after_every_step_are_an_allreduce
 # -------------------------------------------------------------------------------------------------- a worker alone
 
 NO_PLAIN_SGD = {
-    "bmuf": "the outer optimiser adds momentum to what the one worker did",
+    "bmuf": "the outer optimizer adds momentum to what the one worker did",
     "diloco": "so does its, and moves by 0.7 of the way",
-    "easgd": "the worker is tied to a centre that lags behind it",
+    "easgd": "the worker is tied to a center that lags behind it",
     "downpour": "the server steps with Adagrad",
     "nexus": "the largest layer is exchanged every other step only",
     "server_async": "fetches overlap with computing, so a worker may not see its own last push",
@@ -205,8 +205,9 @@ def gossiped(topology: str, starts: torch.Tensor, rounds: int, seed: int) -> tor
     def work(collective):
         model = nn.Linear(starts.shape[1], 1, bias=False, dtype=torch.float64)
         optimizer = torch.optim.SGD(model.parameters(), lr=0.0)
-        gradients = GradientBuffer(model.parameters(), collective, RIDERS, is_flat=True)
-        exchange = MixNeighbours(Replica(model, optimizer, gradients, collective, seed=seed), topology, steps=1)
+        gradients = GradientBuffer(model.parameters(), collective, PIGGYBACKED_COUNT, is_flat=True)
+        replica = Replica(model, optimizer, gradients, collective, seed=seed)
+        exchange = read_strategy(f"gossip('{topology}')").method.exchange(replica)
         exchange.begin()
         flat = FlatParameters(gradients.parameters)
         flat.write(starts[collective.rank])
@@ -310,16 +311,16 @@ def test_easgd_follows_its_equations_on_a_quadratic(workers, tau, rate, shards, 
         before_step=InOrder(orders, tau).before_step,
     )
 
-    centre = np.full(3, 2.0)
+    center = np.full(3, 2.0)
     x = np.full((workers, 3), 2.0)
     for step in range(1, steps + 1):
         x -= lr * 2 / 3 * (x - optimum)
         if step % tau == 0:
             for k in orders[step // tau - 1]:
-                pull = rate * (x[k] - centre)
-                x[k], centre = x[k] - pull, centre + pull
+                pull = rate * (x[k] - center)
+                x[k], center = x[k] - pull, center + pull
     np.testing.assert_allclose(torch.stack(trial.own).numpy(), x, atol=1e-5)
-    np.testing.assert_allclose(trial.shared[0].numpy(), centre, atol=1e-5)
+    np.testing.assert_allclose(trial.shared[0].numpy(), center, atol=1e-5)
 
 
 def test_the_centre_of_easgd_comes_to_the_optimum_of_a_quadratic():
@@ -366,6 +367,7 @@ class OneSlow:
         return nn.functional.mse_loss(output, target)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("workers", "bound", "steps"), [(2, 1, 1700), (3, 3, 1200), (4, 2, 800)])
 def test_the_staleness_bound_holds_in_ten_thousand_updates_with_a_slow_worker(monkeypatch, workers, bound, steps):
     assert 2 * 1700 + 3 * 1200 + 4 * 800 >= 10_000
@@ -376,15 +378,15 @@ def test_the_staleness_bound_holds_in_ten_thousand_updates_with_a_slow_worker(mo
         lambda: nn.Linear(2, 1), lambda p: torch.optim.SGD(p, lr=0.001), inputs, inputs[:, :1], workers, slow.loss
     )
     lateness: list[int] = []
-    fetch = PushAndFetch.before_forward
+    fetch = AsynchronousServerExchange.before_forward
 
     def checked_fetch(exchange):
         fetch(exchange)
-        clock, cache_clock = exchange._clock, exchange._servers.cache_clock
+        clock, cache_clock = exchange._clock, exchange.servers.cache_clock
         lateness.append(clock - cache_clock)
         assert is_fresh(cache_clock, clock, bound), f"step {clock} on parameters as of clock {cache_clock}"
 
-    monkeypatch.setattr(PushAndFetch, "before_forward", checked_fetch)
+    monkeypatch.setattr(AsynchronousServerExchange, "before_forward", checked_fetch)
     trial = train_on_threads(f"ssp(bound={bound})", workers, steps=steps, problem=problem, before_step=slow.before_step)
     staleness = [value for log in trial.logs for value in log.staleness]
     assert sum(sum(log.staleness.values()) for log in trial.logs) >= workers * steps

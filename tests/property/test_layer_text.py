@@ -7,8 +7,8 @@ import tomllib
 from hypothesis import given
 from hypothesis import strategies as st
 
-from syncline.declare.call import Call
-from syncline.declare.lines import array_lines, layer_table_lines
+from syncline.models.declared.call import Call
+from syncline.models.declared.read import array_lines, layer_table_lines
 
 names = st.from_regex(r"[a-z][a-z0-9_]{0,8}", fullmatch=True)
 values = st.recursive(

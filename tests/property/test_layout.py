@@ -8,8 +8,8 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from syncline.data.files.layout import Layout, Place
-from syncline.data.files.survey import FileFacts
+from syncline.data.files.manifest import FileFacts
+from syncline.data.files.source import Layout, RowAddress
 from syncline.data.order import Position, SampleOrder, grouped_permutation
 
 files = st.lists(st.lists(st.integers(0, 7), max_size=5), min_size=1, max_size=6).filter(
@@ -21,10 +21,10 @@ def layout_of(sizes: list[list[int]], kept: np.ndarray | None = None) -> Layout:
     return Layout([FileFacts(f"file-{i}", tuple(groups)) for i, groups in enumerate(sizes)], kept)
 
 
-def places(sizes: list[list[int]]) -> list[Place]:
+def places(sizes: list[list[int]]) -> list[RowAddress]:
     """Every row of every group, in order, written down the simple way."""
     return [
-        Place(file, group, row)
+        RowAddress(file, group, row)
         for file, groups in enumerate(sizes)
         for group, rows in enumerate(groups)
         for row in range(rows)
@@ -34,7 +34,7 @@ def places(sizes: list[list[int]]) -> list[Place]:
 @given(files)
 def test_numbers_and_places_are_one_to_one_in_the_order_of_the_files(sizes: list[list[int]]):
     layout = layout_of(sizes)
-    assert [layout.place_of(i) for i in range(len(layout))] == places(sizes)
+    assert [layout.address_of(i) for i in range(len(layout))] == places(sizes)
 
 
 @given(files, st.data())
@@ -42,7 +42,7 @@ def test_with_some_rows_kept_sample_i_is_the_ith_of_these(sizes: list[list[int]]
     all_places = places(sizes)
     kept = sorted(data.draw(st.sets(st.integers(0, len(all_places) - 1), min_size=1)))
     layout = layout_of(sizes, np.asarray(kept))
-    assert [layout.place_of(i) for i in range(len(layout))] == [all_places[k] for k in kept]
+    assert [layout.address_of(i) for i in range(len(layout))] == [all_places[k] for k in kept]
     assert int(layout.group_sizes.sum()) == len(kept)
 
 
@@ -50,13 +50,13 @@ def test_with_some_rows_kept_sample_i_is_the_ith_of_these(sizes: list[list[int]]
 def test_a_batch_is_gathered_from_each_group_once_and_nothing_is_missing(sizes: list[list[int]], data: st.DataObject):
     layout = layout_of(sizes)
     indices = np.asarray(data.draw(st.lists(st.integers(0, len(layout) - 1), max_size=20)), np.int64)
-    found: dict[int, Place] = {}
+    found: dict[int, RowAddress] = {}
     groups = []
     for file, group, here, rows in layout.by_group(indices):
         groups.append((file, group))
-        found |= {int(h): Place(file, group, int(r)) for h, r in zip(here, rows, strict=True)}
+        found |= {int(h): RowAddress(file, group, int(r)) for h, r in zip(here, rows, strict=True)}
     assert len(set(groups)) == len(groups)
-    assert [found[i] for i in range(len(indices))] == [layout.place_of(int(i)) for i in indices]
+    assert [found[i] for i in range(len(indices))] == [layout.address_of(int(i)) for i in indices]
 
 
 @given(st.lists(st.integers(0, 9), min_size=1, max_size=12), st.integers(1, 5), st.integers(0, 99), st.integers(0, 9))

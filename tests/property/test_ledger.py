@@ -9,11 +9,10 @@ from pathlib import Path
 from hypothesis import given
 from hypothesis import strategies as st
 
+from syncline.data.assignment import Assignment, Position, Range
 from syncline.data.audit import audit, audit_file
 from syncline.data.ledger import YOUNG_S, Closed, Line, Opened, RecentLines, Tally, Used, decode, encode, ranges_of
 from syncline.data.ledger_file import LedgerFile, put_back, read_ledger
-from syncline.data.position import Position
-from syncline.data.stint import Range, Stint
 
 ranges = st.tuples(st.integers(0, 3), st.integers(0, 50), st.integers(1, 9)).map(lambda r: (r[0], r[1], r[1] + r[2]))
 
@@ -29,57 +28,67 @@ def test_runs_hold_exactly_the_ranges_that_were_added(added: list[Range]) -> Non
 
 def test_a_steady_worker_needs_one_run_an_epoch() -> None:
     tally = Tally()
-    stint = Stint(Position(), 4, 64_000, 64, epochs=1)
-    for dealt in stint.dealt(1):
+    assignment = Assignment(Position(), 4, 64_000, 64, epochs=1)
+    for dealt in assignment.steps_of(1):
         tally.add(dealt.ranges, dealt.position.step + 1)
     assert tally.take() == [(0, 16, 32, 64, 1000)]
 
 
-def opened(stint: Stint, view: int, members: list[int]) -> Opened:
-    return Opened(view, members, astuple(stint.start), stint.count, stint.batch, stint.epochs or 1, list(stint.makeup))
+def opened(assignment: Assignment, view: int, members: list[int]) -> Opened:
+    return Opened(
+        view,
+        members,
+        astuple(assignment.start),
+        assignment.count,
+        assignment.batch,
+        assignment.epochs or 1,
+        list(assignment.requeued),
+    )
 
 
 @st.composite
 def histories(draw: st.DrawFn) -> list[Line]:
     """A run in which workers are lost at any time: which samples took effect, and who has said so, is drawn."""
-    stint = Stint(Position(), draw(st.integers(1, 4)), draw(st.integers(4, 40)), draw(st.integers(1, 9)), epochs=2)
+    assignment = Assignment(
+        Position(), draw(st.integers(1, 4)), draw(st.integers(4, 40)), draw(st.integers(1, 9)), epochs=2
+    )
     lines: list[Line] = []
     changes = draw(st.integers(0, 3))
     for view in range(1, changes + 2):
-        members = list(range(stint.size))
-        lines.append(opened(stint, view, members))
+        members = list(range(assignment.size))
+        lines.append(opened(assignment, view, members))
         if view == changes + 1:
             break
-        last = stint.start.step + draw(st.integers(0, 6))
+        last = assignment.start.step + draw(st.integers(0, 6))
         effect = {}
         for rank in members:
-            done = min(last, stint.start.step + draw(st.integers(0, 6)))
-            effect[rank] = draw(st.integers(stint.start.step, done))
-            said = draw(st.integers(stint.start.step, done))
-            lines += _used(stint, view, rank, said)
-        stint = stint.next(draw(st.integers(1, 4)), effect)
-        if stint.start.epoch >= 2:
+            done = min(last, assignment.start.step + draw(st.integers(0, 6)))
+            effect[rank] = draw(st.integers(assignment.start.step, done))
+            said = draw(st.integers(assignment.start.step, done))
+            lines += _used(assignment, view, rank, said)
+        assignment = assignment.next(draw(st.integers(1, 4)), effect)
+        if assignment.start.epoch >= 2:
             break
     view = changes + 1
-    end = stint.start
-    for rank in range(stint.size):
-        dealt = list(stint.dealt(rank))
-        end = dealt[-1].after(stint.count) if dealt else stint.start
-        if isinstance(lines[-1], Used) or lines[-1] == opened(stint, view, list(range(stint.size))):
-            lines += _used(stint, view, rank, end.step)
+    end = assignment.start
+    for rank in range(assignment.size):
+        dealt = list(assignment.steps_of(rank))
+        end = dealt[-1].after(assignment.count) if dealt else assignment.start
+        if isinstance(lines[-1], Used) or lines[-1] == opened(assignment, view, list(range(assignment.size))):
+            lines += _used(assignment, view, rank, end.step)
     return [*lines, Closed(astuple(end))]
 
 
-def _used(stint: Stint, view: int, rank: int, until: int) -> list[Line]:
+def _used(assignment: Assignment, view: int, rank: int, until: int) -> list[Line]:
     tally = Tally()
-    for step in range(stint.start.step, until):
-        tally.add(stint.dealt_at(step, rank).ranges, step + 1)
+    for step in range(assignment.start.step, until):
+        tally.add(assignment.step_of(step, rank).ranges, step + 1)
     runs = tally.take()
     return [Used(view, rank, until, runs)] if runs else []
 
 
 @given(histories())
-def test_a_run_that_made_up_for_its_losses_is_clean(lines: list[Line]) -> None:
+def test_a_run_that_redid_the_samples_of_failed_workers_is_clean(lines: list[Line]) -> None:
     found = audit(lines)
     assert found.is_clean, found
     assert found.is_complete
@@ -88,16 +97,16 @@ def test_a_run_that_made_up_for_its_losses_is_clean(lines: list[Line]) -> None:
 
 def plain_run(steps: dict[int, int]) -> list[Line]:
     """Two workers, 8 samples, batches of 4; each says what it has used up to a step."""
-    stint = Stint(Position(), 2, 8, 4, epochs=1)
-    lines: list[Line] = [opened(stint, 1, [0, 1])]
+    assignment = Assignment(Position(), 2, 8, 4, epochs=1)
+    lines: list[Line] = [opened(assignment, 1, [0, 1])]
     for rank, until in steps.items():
-        lines += _used(stint, 1, rank, until)
+        lines += _used(assignment, 1, rank, until)
     return lines
 
 
 def test_an_undisturbed_run_is_clean() -> None:
     found = audit([*plain_run({0: 2, 1: 2}), Closed((1, 0, 2, 0))])
-    assert found.in_words() == ["epoch 1: 8 of 8 samples committed once; 0 lost, 0 repeated"]
+    assert found.report_lines() == ["epoch 1: 8 of 8 samples committed once; 0 lost, 0 repeated"]
 
 
 def test_a_sample_that_is_used_twice_is_found() -> None:
@@ -106,19 +115,19 @@ def test_a_sample_that_is_used_twice_is_found() -> None:
 
 
 def test_a_sample_that_the_next_members_use_although_it_has_taken_effect_is_found() -> None:
-    after = Stint(Position(0, 4, 1), 1, 8, 4, epochs=1)
+    after = Assignment(Position(0, 4, 1), 1, 8, 4, epochs=1)
     lines = [*plain_run({0: 1, 1: 1}), opened(after, 2, [0]), Used(2, 0, 3, [(0, 0, 8, 0, 1)]), Closed((1, 0, 2, 0))]
     assert [e.repeated for e in audit(lines).epochs] == [4]
 
 
-def test_a_sample_that_nobody_was_dealt_and_that_is_claimed_all_the_same_is_found() -> None:
-    after = Stint(Position(0, 8, 2), 1, 12, 4, epochs=1)
+def test_a_sample_that_was_never_assigned_but_is_claimed_is_found() -> None:
+    after = Assignment(Position(0, 8, 2), 1, 12, 4, epochs=1)
     lines: list[Line] = [opened(after, 1, [0]), Used(1, 0, 3, [(0, 8, 12, 0, 1)]), Closed((1, 0, 3, 0))]
     (epoch,) = audit(lines).epochs
     assert (epoch.lost, epoch.committed) == (8, 4)
 
 
-def test_what_was_to_be_made_up_for_at_the_end_of_a_run_and_never_was_is_found() -> None:
+def test_requeued_samples_that_were_never_redone_are_found() -> None:
     lines = [*plain_run({0: 2, 1: 1}), Closed((1, 0, 2, 0), [(0, 6, 8)])]
     (epoch,) = audit(lines).epochs
     assert (epoch.samples, epoch.lost, epoch.committed) == (8, 2, 6)
@@ -130,16 +139,16 @@ def test_a_run_that_was_stopped_may_put_off_what_it_has_to_make_up_for() -> None
     assert [e.samples for e in found.epochs] == [2]
 
 
-def test_what_a_lost_worker_could_not_say_any_more_is_vouched_for_by_the_others() -> None:
-    after = Stint(Position(0, 4, 1), 1, 8, 4, epochs=1)
+def test_samples_that_a_failed_worker_did_not_report_are_confirmed_by_the_others() -> None:
+    after = Assignment(Position(0, 4, 1), 1, 8, 4, epochs=1)
     lines = [*plain_run({0: 1}), opened(after, 2, [0]), Used(2, 0, 2, [(0, 4, 8, 0, 1)]), Closed((1, 0, 2, 0))]
     found = audit(lines)
     assert found.is_clean
-    assert found.vouched == 2
+    assert found.confirmed == 2
 
 
 def test_what_was_used_after_the_checkpoint_counts_as_not_used() -> None:
-    again = Stint(Position(), 2, 8, 4, epochs=1)
+    again = Assignment(Position(), 2, 8, 4, epochs=1)
     lines = [*plain_run({0: 2, 1: 1}), opened(again, 2, [0, 1]), *_used(again, 2, 0, 2), *_used(again, 2, 1, 2)]
     found = audit([*lines, Closed((1, 0, 2, 0))])
     assert found.is_clean

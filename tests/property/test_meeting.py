@@ -70,17 +70,17 @@ class Story:
     steps: dict[int, int] = field(default_factory=dict)
 
 
-class Calls:
+class Requests:
     """One rank's wishes, and the board that all see."""
 
     def __init__(self, story: Story, rank: int) -> None:
         self._story, self._rank = story, rank
         self.wants_save = False
 
-    def stop_wanted(self) -> bool:
+    def stop_requested(self) -> bool:
         return self._story.steps[self._rank] >= self._story.stops.get(self._rank, LAST + 1)
 
-    def save_wanted(self) -> bool:
+    def save_requested(self) -> bool:
         return self.wants_save
 
     def call_meeting(self, number: int) -> None:
@@ -97,11 +97,11 @@ def play(story: Story, moves: list[int]) -> list[list[tuple[int, Agreement]]]:
     gate = threading.Condition()
 
     def work(collective):
-        rank, calls = collective.rank, Calls(story, collective.rank)
+        rank, calls = collective.rank, Requests(story, collective.rank)
         meeting = Meeting(collective, calls)
         agreements: list[tuple[int, Agreement]] = []
 
-        def may_go_on(limit_s: float) -> bool:
+        def may_continue(limit_s: float) -> bool:
             if story.bound is None:
                 return True
             with gate:
@@ -116,7 +116,7 @@ def play(story: Story, moves: list[int]) -> list[list[tuple[int, Agreement]]]:
                 gate.notify_all()
             calls.wants_save = calls.wants_save or step in story.saves.get(rank, ())
             schedule.away(rank, True)
-            agreed = meeting.after_step(step, must=step in story.musts or step == LAST, may_go_on=may_go_on)
+            agreed = meeting.after_step(step, must=step in story.musts or step == LAST, may_continue=may_continue)
             schedule.away(rank, False)
             if agreed is not None:
                 agreements.append((step, agreed))

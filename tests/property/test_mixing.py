@@ -8,7 +8,7 @@ from generators import member_lists, seeds
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from syncline.algorithms.mixing import (
+from syncline.comms.mixing import (
     TOPOLOGIES,
     bipartite,
     choose_passive,
@@ -198,7 +198,7 @@ def test_active_ranks_ask_only_passive_ones(members, step, seed):
         asked = choose_passive(rank, members, step, seed)
         assert asked in passive if passive else asked is None
     for rank in passive:
-        with pytest.raises(ValueError, match="waits to be asked"):
+        with pytest.raises(ValueError, match=r"Rank \d+ .* active ranks"):
             choose_passive(rank, members, step, seed)
 
 
@@ -218,7 +218,7 @@ def test_pair_averaging_of_active_and_passive_ranks_reaches_agreement():
 @every_topology
 @pytest.mark.parametrize("members", [[], [1, 1]])
 def test_nobody_and_the_same_rank_twice_are_refused(name, members):
-    with pytest.raises(ValueError, match="Gossip needs members, each named once"):
+    with pytest.raises(ValueError, match="listed once"):
         TOPOLOGIES[name](members)
 
 

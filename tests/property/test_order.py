@@ -51,7 +51,7 @@ def test_the_contents_of_every_step_do_not_depend_on_the_number_of_workers(order
 
 
 @given(orders(), sizes, st.data())
-def test_a_run_that_stops_anywhere_and_goes_on_with_other_workers_takes_the_same_steps(order, size, data):
+def test_a_run_that_stops_anywhere_and_resumes_with_other_workers_takes_the_same_steps(order, size, data):
     start = data.draw(starts(order))
     epochs = start.epoch + 2
     whole = steps(order, start, 1, epochs)

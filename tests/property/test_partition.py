@@ -9,7 +9,7 @@ from generators import counts, sizes
 from hypothesis import given
 from hypothesis import strategies as st
 
-from syncline.algorithms.partition import cut_rows, share, split
+from syncline.compute.partition import cut_rows, share, split
 
 
 @given(counts, sizes)

@@ -9,10 +9,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from syncline.page.ticks import clock, round_numbers, round_times
-from syncline.report.line_chart import logarithmic_scale_for, scale_for, spread_out
-from syncline.report.record import Window
-from syncline.report.thin import rates, thin, total_rates
+from syncline.observe.page.ticks import clock, round_numbers, round_times
+from syncline.observe.report.downsample import rates, thin, total_rates
+from syncline.observe.report.line_chart import logarithmic_scale_for, scale_for, spread_out
+from syncline.observe.report.record import Window
 
 FINITE = st.floats(-1e9, 1e9)
 POINTS = st.lists(st.tuples(st.floats(0, 1e6), FINITE), min_size=1, max_size=300)
@@ -83,8 +83,8 @@ def test_values_of_very_different_size_lie_on_an_axis_of_powers_of_ten(values):
 
 
 @given(st.lists(st.floats(0, 1), min_size=1, max_size=20))
-def test_the_axis_of_shares_ends_at_all_of_it(values):
-    assert scale_for(values, is_share=True).high <= 1.1
+def test_the_axis_of_fractions_ends_at_1(values):
+    assert scale_for(values, is_fraction=True).high <= 1.1
 
 
 @given(st.lists(st.floats(0, 100), min_size=1, max_size=10))

@@ -13,21 +13,27 @@ from hypothesis import strategies as st
 from rank_processes import control_segment
 from torch import nn
 
-from syncline.algorithms.partition import cut_rows
-from syncline.comms.parameter_server.pieces import pieces_of
-from syncline.comms.parameter_server.shard import Gradient, Shard
-from syncline.comms.parameter_server.shell import cut_state, group_members, state_of, write_shell
+from syncline.comms.parameter_server.chunks import chunks_in
+from syncline.comms.parameter_server.gradient import Gradient
+from syncline.comms.parameter_server.optimizer import (
+    dump_optimizer,
+    optimizer_entries,
+    param_group_indices,
+    reshard_state,
+)
+from syncline.comms.parameter_server.shard import Shard
 from syncline.comms.shared_memory import SharedMemory
+from syncline.compute.partition import cut_rows
 from syncline.errors import ConfigError
 
-OPTIMISERS = {
+OPTIMIZERS = {
     "sgd": lambda p: torch.optim.SGD(p, lr=0.1, momentum=0.9, weight_decay=0.01),
     "nesterov": lambda p: torch.optim.SGD(p, lr=0.1, momentum=0.9, nesterov=True),
     "adam": lambda p: torch.optim.Adam(p, lr=0.01),
     "adamw": lambda p: torch.optim.AdamW(p, lr=0.01, amsgrad=True),
     "adagrad": lambda p: torch.optim.Adagrad(p, lr=0.1),
 }
-optimisers = st.sampled_from(sorted(OPTIMISERS))
+optimizers = st.sampled_from(sorted(OPTIMIZERS))
 shapes = st.lists(st.lists(st.integers(1, 6), max_size=3).map(tuple), min_size=1, max_size=5)
 shard_counts = st.integers(1, 5)
 few_seeds = st.integers(0, 1000)
@@ -61,17 +67,17 @@ class Sharded:
         everything = flat(parameters)
         self.shards = []
         for part in self.ranges:
-            pieces = pieces_of(of, part, sparse)
+            chunks = chunks_in(of, part, sparse)
             shard = Shard(
                 everything[slice(*part)].clone(),
-                pieces,
-                shell=write_shell(optimizer),
-                groups=group_members(optimizer, parameters),
+                chunks,
+                optimizer=dump_optimizer(optimizer),
+                groups=param_group_indices(optimizer, parameters),
                 **how,
             )
-            entries = state_of(optimizer, parameters) if state is None else state["pieces"]
+            entries = optimizer_entries(optimizer, parameters) if state is None else state["chunks"]
             version = 0 if state is None else state["version"]
-            shard.load({"version": version, "pieces": cut_state(entries, pieces)})
+            shard.load({"version": version, "chunks": reshard_state(entries, chunks)})
             self.shards.append(shard)
 
     def flat(self):
@@ -106,11 +112,11 @@ def set_gradients(parameters, gradient):
 
 
 @few
-@given(shapes, optimisers, shard_counts, st.integers(1, 4), few_seeds, st.randoms())
-def test_collecting_equals_the_optimiser_on_the_weighted_sum_bit_for_bit(of, name, parts, size, seed, random):
+@given(shapes, optimizers, shard_counts, st.integers(1, 4), few_seeds, st.randoms())
+def test_collecting_equals_the_optimizer_on_the_weighted_sum_bit_for_bit(of, name, parts, size, seed, random):
     parameters, expected = tensors(of, seed), tensors(of, seed)
-    optimizer = OPTIMISERS[name](split_groups(expected))
-    sharded = Sharded(parameters, OPTIMISERS[name](split_groups(parameters)), parts, rule="collect", size=size)
+    optimizer = OPTIMIZERS[name](split_groups(expected))
+    sharded = Sharded(parameters, OPTIMIZERS[name](split_groups(parameters)), parts, rule="collect", size=size)
     numel = len(sharded.flat())
     weights = [(rank + 1) / (size + 0.3) for rank in range(size)]
     for clock in range(1, 4):
@@ -118,7 +124,7 @@ def test_collecting_equals_the_optimiser_on_the_weighted_sum_bit_for_bit(of, nam
         order = list(range(size))
         random.shuffle(order)  # whoever comes first, the sum is in rank order
         for nth, rank in enumerate(order):
-            done = sharded.collect(rank, clock, gradients[rank], weight=weights[rank], clock=clock, riders=[1.0])
+            done = sharded.collect(rank, clock, gradients[rank], weight=weights[rank], clock=clock, piggybacked=[1.0])
             assert all((d is None) == (nth < size - 1) for d in done)
         total = gradients[0] * weights[0]
         for gradient, weight in zip(gradients[1:], weights[1:], strict=True):
@@ -129,11 +135,11 @@ def test_collecting_equals_the_optimiser_on_the_weighted_sum_bit_for_bit(of, nam
 
 
 @few
-@given(shapes, optimisers, shard_counts, few_seeds, st.lists(st.floats(0.1, 2.0), min_size=1, max_size=5))
-def test_gradients_applied_in_turn_equal_one_optimiser(of, name, parts, seed, weights):
+@given(shapes, optimizers, shard_counts, few_seeds, st.lists(st.floats(0.1, 2.0), min_size=1, max_size=5))
+def test_gradients_applied_in_turn_equal_one_optimizer(of, name, parts, seed, weights):
     parameters, expected = tensors(of, seed), tensors(of, seed)
-    optimizer = OPTIMISERS[name](expected)
-    sharded = Sharded(parameters, OPTIMISERS[name](parameters), parts, rule="apply", size=2)
+    optimizer = OPTIMIZERS[name](expected)
+    sharded = Sharded(parameters, OPTIMIZERS[name](parameters), parts, rule="apply", size=2)
     for step, weight in enumerate(weights):
         gradient = noise(len(sharded.flat()), seed + step)
         sharded.apply(step % 2, step + 1, gradient, weight=weight)
@@ -150,7 +156,7 @@ def test_gradients_applied_in_turn_equal_one_optimiser(of, name, parts, seed, we
 )
 def test_a_repeated_push_is_applied_once_and_answered_the_same(requests, seed):
     parameters = tensors([(3, 2)], seed)
-    sharded = Sharded(parameters, OPTIMISERS["sgd"](parameters), 1, rule="apply", size=3)
+    sharded = Sharded(parameters, OPTIMIZERS["sgd"](parameters), 1, rule="apply", size=3)
     answers: dict[tuple[int, int], list[int]] = {}
     sent = dict.fromkeys(range(3), 0)
     for rank, times in requests:
@@ -165,7 +171,7 @@ def test_a_repeated_push_is_applied_once_and_answered_the_same(requests, seed):
 @given(st.lists(st.tuples(st.integers(0, 3), st.booleans()), max_size=40))
 def test_staleness_is_the_number_of_updates_since_the_worker_read(actions):
     parameters = tensors([(2,)], 0)
-    shard = Sharded(parameters, OPTIMISERS["sgd"](parameters), 1, rule="apply", size=4).shards[0]
+    shard = Sharded(parameters, OPTIMIZERS["sgd"](parameters), 1, rule="apply", size=4).shards[0]
     read = dict.fromkeys(range(4), 0)
     since = dict.fromkeys(range(4), 0)
     for sequence, (rank, reads) in enumerate(actions, 1):
@@ -181,46 +187,46 @@ def test_staleness_is_the_number_of_updates_since_the_worker_read(actions):
 @given(st.integers(0, 4), st.integers(1, 5), st.lists(st.integers(0, 4), max_size=80))
 def test_the_gate_never_lets_anybody_more_than_the_bound_ahead(bound, size, turns):
     parameters = tensors([(1,)], 0)
-    shard = Sharded(parameters, OPTIMISERS["sgd"](parameters), 1, rule="apply", size=size).shards[0]
+    shard = Sharded(parameters, OPTIMIZERS["sgd"](parameters), 1, rule="apply", size=size).shards[0]
     clocks = [0] * size
     for turn in turns:
         rank = turn % size
-        is_open = shard.may_proceed(clocks[rank], bound)
+        is_open = shard.progress.may_proceed(clocks[rank], bound)
         assert is_open == (clocks[rank] - min(clocks) <= bound)
         if is_open:
             clocks[rank] += 1
-            shard.advance(rank, clocks[rank])
+            shard.progress.advance(rank, clocks[rank])
         assert max(clocks) - min(clocks) <= bound + 1
-        assert shard.slowest == min(clocks)
+        assert shard.progress.slowest == min(clocks)
 
 
 @few
 @given(st.floats(0.05, 0.45), st.integers(1, 4), few_seeds)
-def test_elastic_workers_on_a_quadratic_find_its_minimum_together_with_the_centre(rate, size, seed):
+def test_elastic_workers_on_a_quadratic_find_its_minimum_together_with_the_center(rate, size, seed):
     optimum = noise(7, seed)
-    centre = [nn.Parameter(torch.zeros(7))]
-    shard = Sharded(centre, OPTIMISERS["sgd"](centre), 1, rule="elastic", rate=rate, size=size).shards[0]
+    center = [nn.Parameter(torch.zeros(7))]
+    shard = Sharded(center, OPTIMIZERS["sgd"](center), 1, rule="elastic", rate=rate, size=size).shards[0]
     workers = [noise(7, seed + 1 + rank) for rank in range(size)]
     for step in range(200):
         rank = step % size
         workers[rank] -= 0.3 * (workers[rank] - optimum)
-        before_centre, before_worker = shard.flat.clone(), workers[rank].clone()
+        before_center, before_worker = shard.flat.clone(), workers[rank].clone()
         move = workers[rank].clone()
         shard.exchange(rank, step, move)
         workers[rank] -= move
-        torch.testing.assert_close(move, rate * (before_worker - before_centre))
+        torch.testing.assert_close(move, rate * (before_worker - before_center))
         # What one gives the other gets.
-        torch.testing.assert_close(workers[rank] + shard.flat, before_worker + before_centre, atol=1e-5, rtol=1e-5)
+        torch.testing.assert_close(workers[rank] + shard.flat, before_worker + before_center, atol=1e-5, rtol=1e-5)
     torch.testing.assert_close(shard.flat, optimum, atol=1e-2, rtol=1e-2)
     assert shard.version == 200
 
 
 @few
-@given(st.integers(1, 8), st.integers(1, 4), shard_counts, st.sets(st.integers(0, 7)), optimisers, few_seeds)
+@given(st.integers(1, 8), st.integers(1, 4), shard_counts, st.sets(st.integers(0, 7)), optimizers, few_seeds)
 def test_touched_rows_count_as_the_gradient_with_zeros_elsewhere(rows, cols, parts, touched, name, seed):
     touched = sorted(t for t in touched if t < rows)
     parameters, dense = tensors([(rows, cols), (3,)], seed), tensors([(rows, cols), (3,)], seed)
-    make = OPTIMISERS[name]
+    make = OPTIMIZERS[name]
     by_rows = Sharded(parameters, make(parameters), parts, rule="apply", size=1)
     whole = Sharded(dense, make(dense), parts, rule="apply", size=1)
     for step in range(3):
@@ -232,12 +238,12 @@ def test_touched_rows_count_as_the_gradient_with_zeros_elsewhere(rows, cols, par
         whole.apply(0, step + 1, gradient)
         for shard, part in zip(by_rows.shards, by_rows.ranges, strict=True):
             mine, named, sent = gradient[slice(*part)], {}, []
-            for index, piece in enumerate(shard.pieces):
-                own = mine[slice(*piece.span)]
-                if piece.parameter == 0:
-                    local = [t - piece.first_row for t in touched if 0 <= t - piece.first_row < piece.rows]
+            for index, chunk in enumerate(shard.chunks):
+                own = mine[slice(*chunk.span)]
+                if chunk.parameter == 0:
+                    local = [t - chunk.first_row for t in touched if 0 <= t - chunk.first_row < chunk.rows]
                     named[index] = torch.tensor(local, dtype=torch.int64)
-                    own = own.view(piece.rows, -1)[named[index]].view(-1)
+                    own = own.view(chunk.rows, -1)[named[index]].view(-1)
                 sent.append(own)
             values = torch.cat(sent) if sent else torch.empty(0)
             shard.apply(0, step + 1, Gradient(values, named), weight=1.0, clock=1, read_version=0)
@@ -245,11 +251,11 @@ def test_touched_rows_count_as_the_gradient_with_zeros_elsewhere(rows, cols, par
 
 
 @few
-@given(shapes, optimisers, shard_counts, shard_counts, few_seeds)
+@given(shapes, optimizers, shard_counts, shard_counts, few_seeds)
 def test_a_saved_state_goes_on_bit_for_bit_with_any_number_of_shards(of, name, parts, later_parts, seed):
     straight_parameters, parameters = tensors(of, seed), tensors(of, seed)
-    straight = Sharded(straight_parameters, OPTIMISERS[name](straight_parameters), 1, rule="apply", size=1)
-    first = Sharded(parameters, OPTIMISERS[name](parameters), parts, rule="apply", size=1)
+    straight = Sharded(straight_parameters, OPTIMIZERS[name](straight_parameters), 1, rule="apply", size=1)
+    first = Sharded(parameters, OPTIMIZERS[name](parameters), parts, rule="apply", size=1)
     numel = len(first.flat())
     for step in range(3):
         straight.apply(0, step + 1, noise(numel, step))
@@ -257,13 +263,13 @@ def test_a_saved_state_goes_on_bit_for_bit_with_any_number_of_shards(of, name, p
     file = io.BytesIO()
     torch.save([s.state() for s in first.shards], file)
     saved = torch.load(io.BytesIO(file.getvalue()), weights_only=True)
-    state = {"version": saved[0]["version"], "pieces": [e for s in saved for e in s["pieces"]]}
+    state = {"version": saved[0]["version"], "chunks": [e for s in saved for e in s["chunks"]]}
     resumed = tensors(of, seed)
     start = 0
     for p in resumed:
         p.data.copy_(first.flat()[start : start + p.numel()].view(p.shape))
         start += p.numel()
-    second = Sharded(resumed, OPTIMISERS[name](resumed), later_parts, rule="apply", size=1, state=state)
+    second = Sharded(resumed, OPTIMIZERS[name](resumed), later_parts, rule="apply", size=1, state=state)
     for step in range(3, 6):
         straight.apply(0, step + 1, noise(numel, step))
         second.apply(0, step + 1, noise(numel, step), read_version=3)
@@ -273,11 +279,11 @@ def test_a_saved_state_goes_on_bit_for_bit_with_any_number_of_shards(of, name, p
 
 def test_a_loss_that_is_not_finite_leaves_everything_as_it_was():
     parameters = tensors([(4, 3)], 0)
-    sharded = Sharded(parameters, OPTIMISERS["adam"](parameters), 2, rule="collect", size=1)
-    sharded.collect(0, 1, noise(12, 0), weight=1.0, clock=1, riders=[1.0])
+    sharded = Sharded(parameters, OPTIMIZERS["adam"](parameters), 2, rule="collect", size=1)
+    sharded.collect(0, 1, noise(12, 0), weight=1.0, clock=1, piggybacked=[1.0])
     before, states = sharded.flat(), [str(s.state()) for s in sharded.shards]
-    done = sharded.collect(0, 2, noise(12, 1), weight=1.0, clock=2, riders=[float("inf"), 3.0])
-    assert all(not d.is_applied and d.riders.tolist() == [float("inf"), 3.0] for d in done)
+    done = sharded.collect(0, 2, noise(12, 1), weight=1.0, clock=2, piggybacked=[float("inf"), 3.0])
+    assert all(not d.is_applied and d.piggybacked.tolist() == [float("inf"), 3.0] for d in done)
     assert torch.equal(sharded.flat(), before)
     assert [str(s.state()).replace("{0: 2}", "{0: 1}") for s in sharded.shards] == states
 
@@ -287,13 +293,13 @@ def test_each_worker_pushes_with_the_settings_of_its_own_schedule():
     optimizer = torch.optim.SGD(parameters, lr=1.0)
     shard = Sharded(parameters, optimizer, 1, rule="apply", size=2).shards[0]
 
-    def push(rank, sequence, settings=None):
+    def push(rank, sequence, changed=None):
         one = Gradient(torch.ones(1))
         before = shard.flat.item()
-        shard.apply(rank, sequence, one, weight=1.0, clock=1, read_version=0, settings=settings)
+        shard.apply(rank, sequence, one, weight=1.0, clock=1, read_version=0, hyperparameters=changed)
         return before - shard.flat.item()
 
-    assert push(0, 1) == 1.0  # as rank 0's optimiser had it
+    assert push(0, 1) == 1.0  # as rank 0's optimizer had it
     assert push(1, 1, [{"lr": 0.5}]) == 0.5
     assert push(0, 2, [{"lr": 0.25}]) == 0.25
     assert push(1, 2) == 0.5
@@ -301,20 +307,21 @@ def test_each_worker_pushes_with_the_settings_of_its_own_schedule():
 
 def test_a_request_by_another_rule_is_refused():
     parameters = tensors([(2,)], 0)
-    shard = Sharded(parameters, OPTIMISERS["sgd"](parameters), 1, rule="apply", size=1).shards[0]
-    with pytest.raises(ConfigError, match="trained by rule 'apply', but a worker asked for rule 'elastic'"):
+    shard = Sharded(parameters, OPTIMIZERS["sgd"](parameters), 1, rule="apply", size=1).shards[0]
+    with pytest.raises(ConfigError) as caught:
         shard.exchange(0, 1, torch.zeros(2))
+    assert caught.value.facts == {"rule": "apply", "requested": "elastic"}
 
 
 def test_gradients_of_different_steps_are_not_collected_together():
     parameters = tensors([(2,)], 0)
-    shard = Sharded(parameters, OPTIMISERS["sgd"](parameters), 1, rule="collect", size=3).shards[0]
+    shard = Sharded(parameters, OPTIMIZERS["sgd"](parameters), 1, rule="collect", size=3).shards[0]
     shard.collect(0, 1, Gradient(torch.ones(2)), weight=1.0, clock=1)
-    with pytest.raises(ValueError, match="Worker 2 sent its gradient of step 2, but those of step 1"):
+    with pytest.raises(ValueError, match=r"rank 2 .*step 2\b.*step 1\b"):
         shard.collect(2, 1, Gradient(torch.ones(2)), weight=1.0, clock=2)
 
 
-def test_an_optimiser_of_the_users_own_travels_with_its_attributes_and_without_patches():
+def test_an_optimizer_of_the_users_own_travels_with_its_attributes_and_without_patches():
     class Signed(torch.optim.Optimizer):
         def __init__(self, params, lr):
             super().__init__(params, {"lr": lr})
@@ -344,7 +351,7 @@ def test_a_collected_sum_has_the_bits_of_the_all_reduce():
         collective = SharedMemory(control, rank=rank, size=size, timeout_s=20.0)
         shared = collective.allocate(numel, torch.float32, torch.device("cpu"))
         shared.copy_(gradients[rank])
-        collective.sum_(shared, weights[rank])
+        collective.all_reduce_(shared, weights[rank])
         reduced[rank] = shared.clone()
 
     with control_segment(size) as control:

@@ -72,21 +72,20 @@ def test_people_write_specs_like_this(text, name, options):
     ],
 )  # fmt: skip
 def test_what_is_no_spec_is_refused_with_an_example(text):
-    with pytest.raises(
-        ConfigError, match=r"Cannot read .*: write a name such as 'sgd', or a name with options"
-    ) as caught:
+    with pytest.raises(ConfigError, match=r"sgd\(lr=0\.1\)") as caught:
         Spec.parse(text)
+    assert (caught.value.code, caught.value.facts) == ("invalid-spec", {"text": text})
     assert repr(text) in str(caught.value)
 
 
 @pytest.mark.parametrize("text", ["sgd(0.1)", "sgd(*[1])", "sgd(**{'lr': 1})"])
 def test_options_without_a_name_are_refused(text):
-    with pytest.raises(ConfigError, match="Every option needs its name"):
+    with pytest.raises(ConfigError, match="needs a name"):
         Spec.parse(text)
 
 
 def test_an_option_given_twice_is_refused():
-    with pytest.raises(ConfigError, match="An option is given twice"):
+    with pytest.raises(ConfigError, match="twice"):
         Spec.parse("sgd(lr=0.1, lr=0.2)")
 
 
@@ -106,12 +105,12 @@ def test_a_spec_is_made_of_what_a_caller_has():
 
 def test_a_table_without_a_name_is_refused():
     for table in ({}, {"hidden": 3}, {"name": 3}):
-        with pytest.raises(ConfigError, match=r"The table \[model\] needs a name"):
+        with pytest.raises(ConfigError, match=r"\[model\].*name ="):
             Spec.of(table, what="model")
 
 
 def test_something_else_is_refused_with_its_value():
-    with pytest.raises(ConfigError, match=r"model is 3\. Give a name"):
+    with pytest.raises(ConfigError, match=r"model is 3\b.*name"):
         Spec.of(3, what="model")
 
 

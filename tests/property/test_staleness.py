@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from syncline.algorithms.staleness import (
+from syncline.comms.staleness import (
     holding_up,
     is_fresh,
     may_proceed,

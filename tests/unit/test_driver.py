@@ -4,7 +4,7 @@ import errno
 from pathlib import Path
 
 from syncline.driver import _Emitter
-from syncline.telemetry.events import Event, Warned, WorkerOutput
+from syncline.telemetry.events import Event, WarningMessage, WorkerOutput
 
 
 class FullDisk:
@@ -23,11 +23,13 @@ class Seen:
         pass
 
 
-def test_events_that_cannot_be_written_are_still_shown_and_the_user_is_told_once():
+def test_events_that_cannot_be_written_are_still_shown_and_the_user_is_warned_once():
     view = Seen()
     emit = _Emitter(FullDisk(), view, Path("checkpoints"))  # type: ignore[arg-type]
     for number in range(3):
-        emit(WorkerOutput(rank=0, text=str(number)))
+        emit(WorkerOutput(worker_id=0, text=str(number)))
     assert [e.text for e in view.events if isinstance(e, WorkerOutput)] == ["0", "1", "2"]
-    warnings = [e.message for e in view.events if isinstance(e, Warned)]
-    assert warnings == ["events.jsonl could not be written: No space left on device. Training goes on."]
+    warnings = [e.message for e in view.events if isinstance(e, WarningMessage)]
+    (warning,) = warnings
+    assert "events.jsonl" in warning
+    assert "No space left on device" in warning

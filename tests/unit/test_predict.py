@@ -1,4 +1,4 @@
-"""Asking a trained model about pictures: the weights that come along, and a run's own."""
+"""Asking a trained model about images: the weights that come along, and a run's own."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ from typer.testing import CliRunner
 
 import syncline
 from syncline.cli.main import app
+from syncline.data.image_input import find_images, read_image
 from syncline.data.named import named
 from syncline.errors import CheckpointError, ConfigError, DataError, UnknownName
-from syncline.inference.pictures import find_pictures, read_picture
-from syncline.zoo import shipped
+from syncline.models.zoo import pretrained
 
 MNIST = (1, 28, 28)
 
@@ -38,19 +38,19 @@ def told(*arguments: str) -> str:
 
 class TestTheWeightsThatComeAlong:
     def test_belong_to_a_run_file_and_say_what_they_reach(self) -> None:
-        weights = shipped.find("lenet")
+        weights = pretrained.find("lenet")
         run = tomllib.loads(weights.path.with_suffix(".toml").read_text())
         assert (run["model"], run["data"]) == (weights.name, weights.info.name) == ("lenet", "mnist")
         assert weights.metrics["accuracy"] > 0.99
         assert weights.path.stat().st_size < 1_000_000
 
-    def test_recognise_drawn_digits_at_once(self, tmp_path: Path) -> None:
+    def test_recognize_drawn_digits_at_once(self, tmp_path: Path) -> None:
         for digit in "0123456789":
             drawn(digit).save(tmp_path / f"{digit}.png")
         found = syncline.predict("lenet", tmp_path)
         assert sum(one.label == one.image.stem for one in found) >= 8  # a printer's digits, not a hand's
 
-    def test_recognise_digits_that_people_wrote_for_another_data_set(self, tmp_path: Path) -> None:
+    def test_recognize_digits_that_people_wrote_for_another_data_set(self, tmp_path: Path) -> None:
         data = named("digits")
         inputs, targets = data.load(data.locate(None, None), "test")
         for number in range(50):
@@ -66,7 +66,7 @@ class TestTheWeightsThatComeAlong:
         [("black", "white", "RGB"), ("white", "black", "L"), ((90, 30, 160), (250, 240, 200), "RGB"),
          ("black", (0, 0, 0, 0), "RGBA"), (0, 1, "1")],
     )  # fmt: skip
-    def test_read_any_colours_of_ink_and_paper(self, ink, paper, mode, tmp_path: Path) -> None:
+    def test_read_any_colors_of_ink_and_paper(self, ink, paper, mode, tmp_path: Path) -> None:
         drawn("3", ink=ink, paper=paper, mode=mode).save(tmp_path / "three.png")
         assert syncline.predict("lenet", tmp_path / "three.png")[0].label == "3"
 
@@ -78,27 +78,27 @@ class TestTheWeightsThatComeAlong:
         assert found.probability == max(found.probabilities.values()) > 0.5
 
     def test_are_refused_when_they_are_corrupt(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-        for path in shipped.FOLDER.glob("lenet-mnist.*"):
+        for path in pretrained.FOLDER.glob("lenet-mnist.*"):
             shutil.copy(path, tmp_path)
         (tmp_path / "lenet-mnist.npz").write_bytes(b"nonsense")
-        monkeypatch.setattr(shipped, "FOLDER", tmp_path)
+        monkeypatch.setattr(pretrained, "FOLDER", tmp_path)
         with pytest.raises(CheckpointError, match=r"lenet-mnist.npz is corrupt"):
-            shipped.find("lenet-mnist").model()
+            pretrained.find("lenet-mnist").model()
 
     def test_come_back_as_they_were_saved(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         import torch
 
-        weights = shipped.find("lenet")
-        shipped.save(tmp_path / "mine.npz", "lenet", {}, weights.info, weights.model(), {"accuracy": 0.5})
-        monkeypatch.setattr(shipped, "FOLDER", tmp_path)
-        again = shipped.find("mine")
+        weights = pretrained.find("lenet")
+        pretrained.save(tmp_path / "mine.npz", "lenet", {}, weights.info, weights.model(), {"accuracy": 0.5})
+        monkeypatch.setattr(pretrained, "FOLDER", tmp_path)
+        again = pretrained.find("mine")
         assert (again.info, again.metrics) == (weights.info, {"accuracy": 0.5})
         state, before = again.model().state_dict(), weights.model().state_dict()
         assert all(torch.equal(state[key], before[key]) for key in before)
 
 
 class TestTheCommand:
-    def test_prints_a_line_for_each_picture(self, tmp_path: Path) -> None:
+    def test_prints_a_line_for_each_image(self, tmp_path: Path) -> None:
         drawn("3").save(tmp_path / "three.png")
         drawn("7").save(tmp_path / "seven.jpg")
         lines = told("lenet", str(tmp_path)).splitlines()
@@ -128,7 +128,7 @@ class TestPictures:
         pixels = np.zeros((28, 28), np.uint8)
         pixels[3:9, 20:25] = 200
         Image.fromarray(pixels).save(tmp_path / "small.png")
-        read = read_picture(tmp_path / "small.png", MNIST, is_handwriting=True)
+        read = read_image(tmp_path / "small.png", MNIST, is_handwriting=True)
         assert np.array_equal(read, pixels[None].astype(np.float32) / 255)
 
     @pytest.mark.parametrize("size", [(300, 200), (64, 64), (9, 30)])
@@ -137,7 +137,7 @@ class TestPictures:
         pixels = np.full((height, width), 250, np.uint8)
         pixels[1 : height // 2, 1 : width // 2] = 10
         Image.fromarray(pixels).save(tmp_path / "corner.png")
-        read = read_picture(tmp_path / "corner.png", MNIST, is_handwriting=True)[0]
+        read = read_image(tmp_path / "corner.png", MNIST, is_handwriting=True)[0]
         rows, columns = np.nonzero(read > 0.5)
         assert max(np.ptp(rows), np.ptp(columns)) + 1 == pytest.approx(20, abs=1)
         assert rows.mean() == pytest.approx(13.5, abs=1)
@@ -145,55 +145,55 @@ class TestPictures:
 
     def test_without_ink_are_read_as_empty(self, tmp_path: Path) -> None:
         Image.new("RGB", (50, 40), "white").save(tmp_path / "empty.png")
-        assert not read_picture(tmp_path / "empty.png", MNIST, is_handwriting=True).any()
+        assert not read_image(tmp_path / "empty.png", MNIST, is_handwriting=True).any()
 
-    def test_in_colour_keep_their_channels(self, tmp_path: Path) -> None:
+    def test_in_color_keep_their_channels(self, tmp_path: Path) -> None:
         Image.new("RGB", (64, 48), (255, 0, 51)).save(tmp_path / "red.png")
-        read = read_picture(tmp_path / "red.png", (3, 32, 32), is_handwriting=False)
+        read = read_image(tmp_path / "red.png", (3, 32, 32), is_handwriting=False)
         assert read.shape == (3, 32, 32)
         assert read[:, 5, 5] == pytest.approx([1.0, 0.0, 0.2], abs=1e-6)
 
-    def test_are_told_by_name_when_they_are_missing(self, tmp_path: Path) -> None:
-        with pytest.raises(DataError, match=r"no picture .*nowhere\.png"):
-            find_pictures([tmp_path / "nowhere.png"])
+    def test_are_reported_by_name_when_they_are_missing(self, tmp_path: Path) -> None:
+        with pytest.raises(DataError, match=r"no image .*nowhere\.png"):
+            find_images([tmp_path / "nowhere.png"])
 
-    def test_a_folder_without_pictures_is_told(self, tmp_path: Path) -> None:
+    def test_a_folder_without_images_is_reported(self, tmp_path: Path) -> None:
         (tmp_path / "notes.txt").write_text("7")
-        with pytest.raises(DataError, match="has no pictures"):
-            find_pictures([tmp_path])
+        with pytest.raises(DataError, match="no images"):
+            find_images([tmp_path])
 
-    @pytest.mark.parametrize("content", [b"", b"not a picture", b"\x89PNG\r\n\x1a\n" + bytes(20)])
-    def test_that_are_none_are_told_by_name(self, content: bytes, tmp_path: Path) -> None:
+    @pytest.mark.parametrize("content", [b"", b"not an image", b"\x89PNG\r\n\x1a\n" + bytes(20)])
+    def test_that_are_none_are_reported_by_name(self, content: bytes, tmp_path: Path) -> None:
         (tmp_path / "bad.png").write_bytes(content)
         with pytest.raises(DataError, match=r"bad\.png"):
-            read_picture(tmp_path / "bad.png", MNIST, is_handwriting=True)
+            read_image(tmp_path / "bad.png", MNIST, is_handwriting=True)
 
-    def test_that_are_cut_off_are_told_by_name(self, tmp_path: Path) -> None:
+    def test_that_are_cut_off_are_reported_by_name(self, tmp_path: Path) -> None:
         drawn("3").save(tmp_path / "whole.png")
         data = (tmp_path / "whole.png").read_bytes()
         (tmp_path / "cut.png").write_bytes(data[: len(data) // 2])
         with pytest.raises(DataError, match=r"cut\.png"):
-            read_picture(tmp_path / "cut.png", MNIST, is_handwriting=True)
+            read_image(tmp_path / "cut.png", MNIST, is_handwriting=True)
 
 
 def test_a_model_without_weights_is_answered_with_what_to_do(tmp_path: Path) -> None:
     drawn("3").save(tmp_path / "three.png")
-    with pytest.raises(UnknownName, match=r"no trained model 'resnet18'.*Known: lenet.*run directory"):
+    with pytest.raises(UnknownName, match=r"'resnet18'.*lenet.*run directory"):
         syncline.predict("resnet18", tmp_path / "three.png")
 
 
-def test_a_run_on_data_without_a_name_is_told_why_it_cannot_be_asked(tmp_path: Path) -> None:
+def test_a_run_on_data_without_a_name_is_reported_why_it_cannot_be_asked(tmp_path: Path) -> None:
     inputs, targets = np.random.default_rng(0).normal(size=(20, 4)).astype(np.float32), np.arange(20) % 2
     result = syncline.train(
         model="linear", data=(inputs, targets), workers=1, epochs=1, out=str(tmp_path), name="r", quiet=True
     )
     drawn("3").save(tmp_path / "three.png")
-    with pytest.raises(ConfigError, match="not the run of a classifier on data with a name"):
+    with pytest.raises(ConfigError, match="classifier"):
         syncline.predict(result.run_dir, tmp_path / "three.png")
 
 
-def test_a_run_on_what_are_no_pictures_is_told_why_it_cannot_be_asked(tmp_path: Path) -> None:
+def test_a_run_on_what_are_no_images_is_reported_why_it_cannot_be_asked(tmp_path: Path) -> None:
     result = syncline.train(model="linear", data="iris", workers=1, epochs=1, out=str(tmp_path), name="r", quiet=True)
     drawn("3").save(tmp_path / "three.png")
-    with pytest.raises(ConfigError, match=r"trained on iris.*\(4,\).*not\s+pictures"):
+    with pytest.raises(ConfigError, match=r"trained on iris.*\(4,\).*not\s+images"):
         syncline.predict(result.run_dir, tmp_path / "three.png")

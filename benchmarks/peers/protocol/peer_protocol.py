@@ -1,6 +1,6 @@
-"""What every adapter shares: its arguments, its samples, its timing, and the lines it prints. See ../README.md.
+"""Shared by all adapters: arguments, samples, timing, and the lines they print. See ../README.md.
 
-Nothing but the standard library and NumPy, and nothing newer than Python 3.8: some peers have no more.
+Only the standard library and NumPy, and compatible with Python 3.8, which some peers need.
 """
 
 from __future__ import annotations
@@ -13,11 +13,11 @@ import time
 
 CLASSES = 10
 LR, MOMENTUM = 0.01, 0.9
-_BATCHES = 16  # so many different ones, taken in turn
+_BATCHES = 16  # distinct batches, used in turn
 
 
 def arguments():
-    """What `syncline bench peers` asks for. `--rank` is for adapters that start their own workers."""
+    """The options given by `syncline bench peers`. `--rank` is for adapters that start their own workers."""
     parser = argparse.ArgumentParser()
     parser.add_argument("--workers", type=int, default=2)
     parser.add_argument("--batch", type=int, default=64, help="images per worker and step")
@@ -29,7 +29,7 @@ def arguments():
 
 
 def samples(rank, batch):
-    """Batches of random images of MNIST's shape, with labels, in memory: others for each worker."""
+    """Batches of random images of MNIST's shape, with labels, in memory; different for each worker."""
     import numpy as np
 
     random = np.random.RandomState(rank)
@@ -37,17 +37,17 @@ def samples(rank, batch):
     return images, random.randint(0, CLASSES, (_BATCHES, batch))
 
 
-def timed(step, asked, *, rank, version, finish=lambda: None, tell=None):
-    """Call `step(number)` as often as asked; rank 0 prints what came out, or hands it to `tell`.
+def timed(step, asked, *, rank, version, finish=lambda: None, report=None):
+    """Call `step(number)` for the requested steps; rank 0 prints the measurement, or passes it to `report`.
 
-    `finish` waits for what a framework may still be computing when `step` has returned.
+    `finish` waits for asynchronous work that continues after `step` has returned.
     """
-    tell = tell or say
+    report = report or print_event
     for number in range(asked.warm_up):
         step(number % _BATCHES)
     finish()
     if rank == 0:
-        tell(event="ready", version=version)
+        report(event="ready", version=version)
     start = time.perf_counter()
     for number in range(asked.steps):
         step(number % _BATCHES)
@@ -55,17 +55,17 @@ def timed(step, asked, *, rank, version, finish=lambda: None, tell=None):
     seconds = time.perf_counter() - start
     if rank == 0:
         images_per_s = asked.steps * asked.batch * asked.workers / seconds
-        tell(event="measured", images_per_s=images_per_s, steps=asked.steps, seconds=seconds, version=version)
+        report(event="measured", images_per_s=images_per_s, steps=asked.steps, seconds=seconds, version=version)
 
 
-def say(**event):
+def print_event(**event):
     """One line of JSON."""
     sys.stdout.write(json.dumps(event) + "\n")
     sys.stdout.flush()
 
 
 def start_ranks(workers, environment_of=None):
-    """Start this very script once for each rank, for peers without a launcher, and end with their exit code."""
+    """Start this script once per rank, for peers without a launcher, and exit with the largest exit code."""
     command = [sys.executable, *sys.argv]
     ranks = [
         subprocess.Popen([*command, "--rank", str(rank)], env=environment_of and environment_of(rank))

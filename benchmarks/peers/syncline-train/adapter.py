@@ -1,4 +1,4 @@
-"""Syncline as users start it: `syncline train task.py:task --workers 2`. Its events say when which step was done."""
+"""Syncline as users start it: `syncline train task.py:task --workers 2`. Its events have the time of each step."""
 
 import json
 import os
@@ -7,7 +7,7 @@ import sys
 import tempfile
 from pathlib import Path
 
-from peer_protocol import arguments, say
+from peer_protocol import arguments, print_event
 
 import syncline
 
@@ -27,11 +27,11 @@ if done.returncode:
     sys.stderr.write(done.stdout)
     sys.exit(done.returncode)
 events = [json.loads(line) for line in done.stdout.splitlines()]
-steps = [e for e in events if e["event"] == "progress" and e["rank"] == 0 and e["step"] >= asked.warm_up]
+steps = [e for e in events if e["event"] == "progress" and e["worker_id"] == 0 and e["step"] >= asked.warm_up]
 if len(steps) < 2:
-    sys.exit("Syncline tells of its steps a few times a second, and these were too few: ask for more --steps.")
+    sys.exit("Syncline reports progress a few times per second, and these steps were too few: use more --steps.")
 first, last = steps[0], steps[-1]
-say(
+print_event(
     event="measured",
     images_per_s=(last["step"] - first["step"]) * all_images / (last["time"] - first["time"]),
     steps=last["step"] - first["step"],

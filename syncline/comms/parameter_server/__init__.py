@@ -1,14 +1,17 @@
-"""Parameters that live with servers: each holds one part (a shard), workers push gradients and pull parameters.
+"""Parameters on servers: each server holds one shard; workers push gradients and pull parameters.
 
-    partition.cut_rows   which part of the flat vector of all parameters is whose (`syncline.algorithms.partition`)
-    pieces.py            what of which parameter lies in a part
-    shell.py             a worker's optimiser without its parameters, and its state cut along those parts
-    shard.py             one part: parameters, optimiser, versions, clocks and the three rules; no sockets
-    messages.py          what is said on a connection
-    mailbox.py           memory that a worker and a server on one host share
-    connection.py        authenticated connections, frames, limits
+    partition.cut_rows   which part of the flat vector of all parameters each shard holds (`syncline.compute.partition`)
+    chunks.py            which rows of which parameters a shard holds
+    optimizer.py         a worker's optimizer on its way to the servers, its hyperparameters and state
+    gradient.py          a gradient as it traveled, and as `.grad`
+    shard.py             one shard: parameters, optimizer, version and the three rules; no sockets
+    messages.py          the messages
     server.py            `serve`: the loop around one shard
-    client.py            `ParameterServers`: a worker's view of all the shards
+    outgoing.py          a gradient, split along the shards
+    channel.py           a worker's requests to one shard
+    prefetch.py          background fetches
+    client.py            `ParameterServers`: a worker's view of all shards
 
-Not here: when a worker pushes and pulls and what it does with the answers (strategies), and who starts the servers.
+Not here: when a worker pushes and pulls (strategies), the connections (`comms/connection.py`, `comms/listener.py`), and
+starting the servers (`engines/`, `coordinator/`).
 """

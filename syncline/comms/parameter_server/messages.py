@@ -1,53 +1,32 @@
-"""What workers and servers of parameters say to each other. MessagePack; decodes into these types or not at all.
+"""The messages between workers and parameter servers. MessagePack; data decodes into these types or not at all.
 
-Numbers in bulk (gradients, parameters, rows, pickled optimisers) are no part of a message: they follow it, or lie in a
-mailbox (`connection.py`). Which bulk belongs to which message is said with each.
+Bulk data (gradients, parameters, rows, pickled optimizers) is not part of a message: it follows the message, or lies in
+the shared buffer (`comms/framing.py`). Each message's docstring names its bulk.
 """
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, Literal
 
 import msgspec
-
-__all__ = [
-    "Begin",
-    "Collect",
-    "Elastic",
-    "Failed",
-    "FromServer",
-    "FromWorker",
-    "Gate",
-    "Goodbye",
-    "Hello",
-    "Offer",
-    "Pull",
-    "Push",
-    "Reply",
-    "SaveState",
-    "Tick",
-    "decode_from_server",
-    "decode_from_worker",
-    "encode",
-]
 
 Spans = list[tuple[int, int]]
 
 
-class Hello(msgspec.Struct, frozen=True, tag=True, array_like=True):
-    """Who is there. A new `session` is a new life of that worker: its count of requests starts again."""
+class Connect(msgspec.Struct, frozen=True, tag=True, array_like=True):
+    """The first message on a connection. A new `session` is a new process for that rank: its request ids restart."""
 
     rank: int
     size: int
     session: int
-    is_ahead: bool
-    """This connection only fetches ahead; that it ends says nothing about the worker."""
+    is_prefetch: bool
+    """This connection only prefetches; its end does not mean that the worker has ended."""
     view: int = 0
-    """Each time the workers change, a larger number; whoever belongs to an earlier one has no business any more."""
+    """Grows with each change of membership; servers disconnect workers of earlier views."""
 
 
 class Offer(msgspec.Struct, frozen=True, tag=True, array_like=True):
-    """Memory to share; the reply says whether the server could reach it."""
+    """A shared buffer; the reply says whether the server could attach to it."""
 
     id: int
     address: str
@@ -56,66 +35,64 @@ class Offer(msgspec.Struct, frozen=True, tag=True, array_like=True):
 
 
 class Begin(msgspec.Struct, frozen=True, tag=True, array_like=True):
-    """Start anew. From rank 0, bulk: the part's parameters, the optimiser's shell, its state. From others: none."""
+    """Prepare for training. Bulk, from rank 0 in mode "start": the shard's parameters, the optimizer, its state."""
 
     id: int
     rule: str
     rate: float
     clock: int
-    joins: bool
-    """Take part in what has begun before, in the place of a worker that was lost."""
+    mode: Literal["start", "join", "keep"]
+    """See `ParameterServers.begin`."""
     shapes: list[tuple[int, ...]]
     sparse: list[bool]
     groups: list[list[int]]
     parts: tuple[int, int, int]
-    """How many bytes of bulk are parameters, shell and state."""
-    keeps: bool = False
-    """Go on with the parameters and the optimiser that are there; from rank 0, too, no bulk."""
+    """How many bytes of bulk are parameters, optimizer and state."""
 
 
-class Update(msgspec.Struct, frozen=True, kw_only=True, array_like=True):
-    """How the bulk of a gradient is to be read: first the rows (int64), then the values."""
+class GradientFormat(msgspec.Struct, frozen=True, kw_only=True, array_like=True):
+    """The format of a gradient's bulk: first the rows (int64), then the values."""
 
     rows: list[tuple[int, int]]
-    """(piece, how many of its rows): these pieces travel by rows."""
+    """(chunk, number of its rows): these chunks travel by rows."""
     spans: Spans | None
-    """Of the other pieces, only these ranges of the part travel."""
+    """Of the other chunks, only these ranges of the shard travel."""
     codec: tuple[str, list[float]] | None
     """How the values are encoded: the codec's class and its settings."""
     numel: int
-    """How many values there are."""
+    """The number of values."""
 
 
 class Push(msgspec.Struct, frozen=True, tag=True, array_like=True):
-    """A gradient to be applied on arrival."""
+    """A gradient to apply on arrival."""
 
     id: int
     clock: int
     weight: float
     read_version: int
-    update: Update
-    settings: list[dict[str, Any]] | None
+    update: GradientFormat
+    hyperparameters: list[dict[str, Any]] | None
 
 
 class Collect(msgspec.Struct, frozen=True, tag=True, array_like=True):
-    """A gradient to be applied with everybody's. The reply comes then, with parameters as bulk if wanted."""
+    """A gradient to apply together with all workers'. The reply comes then, with parameters as bulk if wanted."""
 
     id: int
     clock: int
     weight: float
-    riders: list[float]
+    piggybacked: list[float]
     clip_norm: float | None
     wants_parameters: bool
-    update: Update
-    settings: list[dict[str, Any]] | None
+    update: GradientFormat
+    hyperparameters: list[dict[str, Any]] | None
 
 
 class Elastic(msgspec.Struct, frozen=True, tag=True, array_like=True):
-    """Bulk: where the worker is in this part. The reply's: how far it is to move."""
+    """Bulk: the worker's values of this shard. The reply's: how far the worker moves."""
 
     id: int
     clock: int = 0
-    """How many steps have made it what it is."""
+    """How many steps the worker has finished."""
 
 
 class Tick(msgspec.Struct, frozen=True, tag=True, array_like=True):
@@ -125,7 +102,7 @@ class Tick(msgspec.Struct, frozen=True, tag=True, array_like=True):
 
 
 class Pull(msgspec.Struct, frozen=True, tag=True, array_like=True):
-    """The parameters, or some ranges of the part, once the worker's request `after` has been applied."""
+    """The parameters, or some ranges of the shard, once the worker's request `after` has been applied."""
 
     id: int
     after: int
@@ -133,15 +110,15 @@ class Pull(msgspec.Struct, frozen=True, tag=True, array_like=True):
 
 
 class Gate(msgspec.Struct, frozen=True, tag=True, array_like=True):
-    """Reply as soon as nobody is more than `bound` behind `clock`. Takes the place of this worker's earlier one."""
+    """Reply as soon as no worker is more than `bound` behind `clock`. Replaces this worker's earlier one."""
 
     id: int
     clock: int
     bound: int
 
 
-class Earlier(msgspec.Struct, frozen=True, tag=True, array_like=True):
-    """How far the workers of the View before had come; see `Reply.reached`."""
+class AppliedSteps(msgspec.Struct, frozen=True, tag=True, array_like=True):
+    """How many steps of each worker of the previous view the parameters contain; see `Reply.applied_steps`."""
 
     id: int
 
@@ -153,52 +130,46 @@ class SaveState(msgspec.Struct, frozen=True, tag=True, array_like=True):
 
 
 class Goodbye(msgspec.Struct, frozen=True, tag=True, array_like=True):
-    """The worker has done its part."""
+    """The worker has finished training."""
 
     id: int
 
 
 class Reply(msgspec.Struct, frozen=True, tag=True, array_like=True):
-    """To request `to`."""
+    """The answer to request `to`."""
 
     to: int
     version: int = 0
-    """Of the parameters, after whatever was asked for."""
+    """Of the parameters, after the request was handled."""
     slowest: int = 0
     """The slowest worker's clock."""
     staleness: int = 0
-    """Of the update that was pushed; -1 if there was nothing to apply in this part."""
+    """Of the update that was pushed; -1 if there was nothing to apply in this shard."""
     clock: int = 0
     """To Begin: where this worker's clock starts."""
     accepted: bool = True
     """To Offer: whether the memory can be used."""
-    riders: list[float] = []
-    reached: dict[int, int] | None = None
-    """To Earlier: of which worker how many steps are in the parameters; None if the parameters are not there."""
+    piggybacked: list[float] = []
     """To Collect: their weighted sum."""
+    applied_steps: dict[int, int] | None = None
+    """To AppliedSteps: by worker; None if this server has no parameters."""
 
 
-class Failed(msgspec.Struct, frozen=True, tag=True, array_like=True):
-    """Request `to` could not be met; `is_peers_fault` if another worker is missing."""
+class ErrorReply(msgspec.Struct, frozen=True, tag=True, array_like=True):
+    """Request `to` failed; `is_peer_failure` if the cause is another worker's failure."""
 
     to: int
     message: str
-    is_peers_fault: bool
+    is_peer_failure: bool
 
 
-FromWorker = Hello | Offer | Begin | Push | Collect | Elastic | Tick | Pull | Gate | Earlier | SaveState | Goodbye
-FromServer = Reply | Failed
+FromWorker = (
+    Connect | Offer | Begin | Push | Collect | Elastic | Tick | Pull | Gate | AppliedSteps | SaveState | Goodbye
+)
+FromServer = Reply | ErrorReply
 
-encode = msgspec.msgpack.Encoder().encode
 _from_worker: msgspec.msgpack.Decoder[FromWorker] = msgspec.msgpack.Decoder(FromWorker)
 _from_server: msgspec.msgpack.Decoder[FromServer] = msgspec.msgpack.Decoder(FromServer)
 
-
-def decode_from_worker(data: bytes | bytearray | memoryview) -> FromWorker:
-    """At the server."""
-    return _from_worker.decode(data)
-
-
-def decode_from_server(data: bytes | bytearray | memoryview) -> FromServer:
-    """At the worker."""
-    return _from_server.decode(data)
+decode_from_worker = _from_worker.decode
+decode_from_server = _from_server.decode

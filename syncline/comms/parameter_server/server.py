@@ -1,20 +1,19 @@
-"""The process around one shard: a loop that takes requests from workers and answers them, some of them later.
+"""The process around one shard: a loop that handles workers' requests, some of them with a delayed reply.
 
-Here: `serve`. One thread, one selector, and nothing in it waits for a single worker: who is slow to read or write, or
-stops altogether, holds up nobody else. Not here: what a request does to the parameters (`shard.py`), how bytes travel
-(`connection.py`), and who starts and supervises servers.
+Here: `serve`. One thread and one selector, and no call blocks on a single worker: a worker that is slow to read or
+write, or hangs, holds up no other. Not here: what a request does to the parameters (`shard.py`), how bytes travel
+(`comms/listener.py`), and the supervision of servers (`coordinator/`).
 
-Answers that come later:
+Delayed replies:
 
-    Begin      when all workers have said it, so that nobody is still in the training before
-    Collect    when all gradients of the step are there
-    Gate       when nobody is too far behind
-    Pull       (fetching ahead, on a connection of its own) when the worker's own pushes before it were applied
+    Begin      when all workers have sent it, so that none is still in the previous training
+    Collect    when all gradients of the step have arrived
+    Gate       when no worker is too far behind
+    Pull       (a prefetch, on a connection of its own) when the worker's own pushes before it were applied
 """
 
 from __future__ import annotations
 
-import io
 import selectors
 import time
 from collections.abc import Callable
@@ -24,35 +23,33 @@ from typing import Any, TypeAlias
 import torch
 from torch import Tensor
 
-from syncline.algorithms.codecs import BF16, Codec, Exact, Int8, OneBit, TopK
-from syncline.algorithms.partition import cut_rows
-from syncline.comms.parameter_server import connection
+from syncline.comms import listener
+from syncline.comms.listener import Disconnected, Listener, listen
 from syncline.comms.parameter_server import messages as m
-from syncline.comms.parameter_server.connection import Door, PeerGone, listen
-from syncline.comms.parameter_server.mailbox import Mailbox
-from syncline.comms.parameter_server.pieces import pieces_of
-from syncline.comms.parameter_server.shard import RULES, Gradient, Shard
+from syncline.comms.parameter_server.chunks import chunks_in
+from syncline.comms.parameter_server.gradient import Gradient
+from syncline.comms.parameter_server.outgoing import CODECS
+from syncline.comms.parameter_server.shard import RULES, Shard
+from syncline.comms.serialize import bytes_to_tensor, dump_state, load_state
+from syncline.comms.shared_buffer import SharedBuffer
+from syncline.compute.partition import cut_rows
 from syncline.errors import ConfigError
 
-__all__ = ["CODECS", "Served", "serve"]
+Connection: TypeAlias = listener.ServerConnection[m.FromWorker]
+Frame: TypeAlias = listener.Frame[m.FromWorker]
 
-Peer: TypeAlias = connection.Peer[m.FromWorker]
-Frame: TypeAlias = connection.Frame[m.FromWorker]
-
-CODECS: dict[str, type[Codec]] = {kind.__name__: kind for kind in (BF16, Exact, Int8, OneBit, TopK)}
-"""The codecs whose payloads a server can read."""
-
-_SLICE_S = 0.2  # how often the loop looks whether it should stop
-_STRANGERS = 256  # how many connections may be without a proof at a time, besides the workers'
+_POLL_S = 0.1  # how often the loop checks whether it should stop
+_MAX_UNAUTHENTICATED = 256  # connections at a time that have not authenticated, besides the workers'
 
 
 @dataclass(frozen=True)
 class Served:
-    """How it ended."""
+    """What a server reports when it ends. Workers are given by rank."""
 
-    said_goodbye: frozenset[int]
-    lost: tuple[int, ...]
-    """Workers that left without a goodbye, in the order of leaving; one that came back is not among them."""
+    finished: frozenset[int]
+    """Workers that said goodbye."""
+    failed: tuple[int, ...]
+    """Workers that disconnected without a goodbye, in that order, except those that were replaced."""
     updates: int
     """How many were applied since the last `begin`."""
     staleness: dict[int, int]
@@ -68,42 +65,44 @@ def serve(
     size: int,
     on_ready: Callable[[str], None],
     should_stop: Callable[[], bool] = lambda: False,
-    on_lost: Callable[[int], None] = lambda _: None,
+    on_worker_failed: Callable[[int], None] = lambda _: None,
 ) -> Served:
     """Hold shard `shard_index` of `shards` for `size` workers, until all have said goodbye or `should_stop()`.
 
-    Listens on a free port of `host` and tells `on_ready` the address, "host:port". `should_stop` is asked at least five
-    times a second. `on_lost` is told each worker whose connection ended without a goodbye; the others go on, and
-    another worker may take its place.
+    Listens on a free port of `host` and passes the address, "host:port", to `on_ready`. Calls `should_stop` at least
+    five times a second, and `on_worker_failed` with the rank of each worker that disconnects without a goodbye; the
+    others continue, and a replacement may join.
     """
-    with listen(host) as listener, selectors.DefaultSelector() as selector:
-        # All workers may come at the same moment, each with one connection for now and one for ahead.
-        door = Door(listener, secret, m.decode_from_worker, selector, room=_STRANGERS + 2 * size)
-        loop = _Loop(selector, door, shard_index, shards, size, on_lost)
-        port = listener.getsockname()[1]
+    with listen(host) as socket, selectors.DefaultSelector() as selector:
+        # All workers may connect at the same moment, each with a connection for requests and one for prefetching.
+        acceptor = Listener(
+            socket, secret, m.decode_from_worker, selector, max_unauthenticated=_MAX_UNAUTHENTICATED + 2 * size
+        )
+        loop = _Loop(selector, acceptor, shard_index, shards, size, on_worker_failed)
+        port = socket.getsockname()[1]
         on_ready(f"[{host}]:{port}" if ":" in host else f"{host}:{port}")
         try:
-            asks_at = 0.0
-            while len(loop.departed) < loop.size:
-                if (now := time.monotonic()) >= asks_at:
-                    asks_at = now + _SLICE_S / 2
+            next_check = 0.0
+            while len(loop.finished) < loop.size:
+                if (now := time.monotonic()) >= next_check:
+                    next_check = now + _POLL_S
                     if should_stop():
                         break
-                    door.tend()
-                for key, events in selector.select(_SLICE_S / 2):
-                    if key.data is door:
-                        door.accept()
+                    acceptor.maintain()
+                for key, events in selector.select(_POLL_S):
+                    if key.data is acceptor:
+                        acceptor.accept()
                     else:
-                        loop.attend(key.data, events)
-            loop.see_off()
+                        loop.handle_events(key.data, events)
+            loop.flush_goodbyes()
         finally:
-            door.close()
-            for peer in list(loop.members):
-                peer.close()
+            acceptor.close()
+            for connection in list(loop.members):
+                connection.close()
         shard = loop.shard
         return Served(
-            frozenset(loop.departed),
-            tuple(loop.lost),
+            frozenset(loop.finished),
+            tuple(loop.failed_workers),
             shard.version - loop.first_version if shard else 0,
             dict(shard.staleness) if shard else {},
         )
@@ -111,21 +110,21 @@ def serve(
 
 @dataclass
 class _Member:
-    """What the loop knows of a connection."""
+    """The loop's record of a connection."""
 
     rank: int | None = None
-    is_ahead: bool = False
+    is_prefetch: bool = False
     session: int = 0
     said_goodbye: bool = False
-    is_written_to: bool = False
-    """The selector watches for room in the kernel's buffer."""
+    wants_write: bool = False
+    """The selector watches for room in the kernel's send buffer."""
 
 
 @dataclass
-class _Waiting:
-    """A request that is answered later."""
+class _DelayedRequest:
+    """A request whose reply is delayed."""
 
-    peer: Peer
+    connection: Connection
     message: Any
     bulk: Tensor
 
@@ -134,244 +133,250 @@ class _Loop:
     def __init__(
         self,
         selector: selectors.BaseSelector,
-        door: Door[m.FromWorker],
+        acceptor: Listener[m.FromWorker],
         shard_index: int,
         shards: int,
         size: int,
-        on_lost: Callable[[int], None],
+        on_worker_failed: Callable[[int], None],
     ) -> None:
-        self.selector, self.door = selector, door
+        self.selector, self.acceptor = selector, acceptor
         self.index, self.shards, self.size = shard_index, shards, size
         self.view = 0
-        self.reached: dict[int, int] | None = None  # by the workers of the View before
-        self.on_lost = on_lost
+        self.applied_steps: dict[int, int] | None = None  # of the workers of the previous view
+        self.on_worker_failed = on_worker_failed
         self.shard: Shard | None = None
         self.first_version = 0
-        self.members: dict[Peer, _Member] = {}
+        self.members: dict[Connection, _Member] = {}
         self.sessions: dict[int, int] = {}
-        self.departed: set[int] = set()
-        self.lost: list[int] = []
-        self.begins: dict[int, _Waiting] = {}
-        self.collects: dict[int, _Waiting] = {}
-        self.gates: dict[int, _Waiting] = {}
-        self.pulls: list[_Waiting] = []
-        self.failed: dict[int, m.Failed] = {}  # a worker's last push that could not be applied
+        self.finished: set[int] = set()
+        self.failed_workers: list[int] = []
+        self.begins: dict[int, _DelayedRequest] = {}
+        self.collects: dict[int, _DelayedRequest] = {}
+        self.gates: dict[int, _DelayedRequest] = {}
+        self.pulls: list[_DelayedRequest] = []
+        self.failed_pushes: dict[int, m.ErrorReply] = {}  # by rank, the last push that could not be applied
 
     # Connections
 
-    def attend(self, peer: Peer, events: int) -> None:
-        if peer not in self.members and self.door.admit(peer):
-            self.members[peer] = _Member()
-        if events & selectors.EVENT_WRITE and peer in self.members:
-            self._protected(peer, peer.flush)
-        if events & selectors.EVENT_READ and peer in self.members:
-            self._protected(peer, lambda: self._read(peer))
+    def handle_events(self, connection: Connection, events: int) -> None:
+        if connection not in self.members and self.acceptor.admit(connection):
+            self.members[connection] = _Member()
+        if events & selectors.EVENT_WRITE and connection in self.members:
+            self._guarded(connection, connection.flush)
+        if events & selectors.EVENT_READ and connection in self.members:
+            self._guarded(connection, lambda: self._read(connection))
 
-    def see_off(self) -> None:
-        """The last answers, for those who wait for them, leave before the connections end."""
+    def flush_goodbyes(self) -> None:
+        """Send the last replies before the connections close."""
         deadline = time.monotonic() + 2.0
         while time.monotonic() < deadline:
             unsent = [p for p in self.members if p.has_more_to_send and self.members[p].said_goodbye]
             if not unsent:
                 return
             self.selector.select(0.02)
-            for peer in unsent:
-                self._protected(peer, peer.flush)
+            for connection in unsent:
+                self._guarded(connection, connection.flush)
 
-    def _protected(self, peer: Peer, action: Callable[[], None]) -> None:
+    def _guarded(self, connection: Connection, action: Callable[[], None]) -> None:
         try:
             action()
-        except PeerGone:
-            self._drop(peer)
+        except Disconnected:
+            self._drop(connection)
         self._watch()
 
     def _watch(self) -> None:
-        for peer, member in self.members.items():
-            if member.is_written_to != peer.has_more_to_send:
-                member.is_written_to = peer.has_more_to_send
-                wanted = selectors.EVENT_READ | (selectors.EVENT_WRITE if member.is_written_to else 0)
-                self.selector.modify(peer, wanted, peer)
+        for connection, member in self.members.items():
+            if member.wants_write != connection.has_more_to_send:
+                member.wants_write = connection.has_more_to_send
+                wanted = selectors.EVENT_READ | (selectors.EVENT_WRITE if member.wants_write else 0)
+                self.selector.modify(connection, wanted, connection)
 
-    def _drop(self, peer: Peer) -> None:
-        member = self.members.pop(peer, None)
+    def _drop(self, connection: Connection) -> None:
+        member = self.members.pop(connection, None)
         if member is None:
             return
-        self.selector.unregister(peer)
-        peer.close()
-        self.pulls = [w for w in self.pulls if w.peer is not peer]
+        self.selector.unregister(connection)
+        connection.close()
+        self.pulls = [w for w in self.pulls if w.connection is not connection]
         rank = member.rank
-        if rank is None or member.is_ahead or self.sessions.get(rank) != member.session:
+        if rank is None or member.is_prefetch or self.sessions.get(rank) != member.session:
             return
         for waiting in (self.begins, self.collects, self.gates):
-            if rank in waiting and waiting[rank].peer is peer:
+            if rank in waiting and waiting[rank].connection is connection:
                 del waiting[rank]
         if not member.said_goodbye:
-            self.lost.append(rank)
-        self._leave(rank, "said goodbye" if member.said_goodbye else "was lost")
+            self.failed_workers.append(rank)
+        self._leave(rank, "has finished" if member.said_goodbye else "failed")
         if not member.said_goodbye:
-            self.on_lost(rank)
+            self.on_worker_failed(rank)
 
     def _leave(self, rank: int, how: str) -> None:
-        """A worker is gone: nobody may go on waiting for it."""
+        """A worker has finished or failed: release the workers that wait for it."""
         if self.shard is not None:
             self.shard.leave(rank)
         waiting, self.collects = self.collects, {}
         for other, request in waiting.items():
             if self.shard is not None:
                 self.shard.withdraw(other)
-            self._fail(request, f"Worker {rank} {how} before it had sent its gradient, and all are needed.", True)
+            self._fail(
+                request, f"Rank {rank} {how} before it sent its gradient, and rule 'collect' needs all of them.", True
+            )
         self._open_gates()
 
     # Requests
 
-    def _read(self, peer: Peer) -> None:
-        frame = peer.read()
+    def _read(self, connection: Connection) -> None:
+        frame = connection.read()
         if frame is None:
             return
-        member = self.members[peer]
-        if member.rank is None and not isinstance(frame.message, m.Hello):
-            raise PeerGone("did not say hello")
+        member = self.members[connection]
+        if member.rank is None and not isinstance(frame.message, m.Connect):
+            raise Disconnected("sent another message before Connect")
         try:
-            self._handle(peer, member, frame)
-        except PeerGone:
+            self._handle(connection, member, frame)
+        except Disconnected:
             raise
         except Exception as error:
-            # Whatever a request leads to must not end the training of the others, nor of the one who asked wrongly.
+            # A bad request must not end the training of the others, nor of the worker that sent it.
             to = getattr(frame.message, "id", 0)
-            peer.send(m.Failed(to, _told(error), False))
+            connection.send(m.ErrorReply(to, _describe(error), False))
 
-    def _handle(self, peer: Peer, member: _Member, frame: Frame) -> None:
+    def _handle(self, connection: Connection, member: _Member, frame: Frame) -> None:
         message, bulk = frame
         match message:
-            case m.Hello():
-                self._hello(peer, member, message)
+            case m.Connect():
+                self._greet(connection, member, message)
                 return
             case m.Offer():
-                peer.mailbox = Mailbox.attach(message.address, message.token, message.size_bytes)
-                accepted, box = peer.mailbox is not None, peer.mailbox
-                peer.mailbox = None  # the worker may use it when it has heard so; this answer has no bulk
-                peer.send(m.Reply(message.id, accepted=accepted))
-                peer.mailbox = box
+                connection.shared_buffer = SharedBuffer.attach(message.address, message.token, message.size_bytes)
+                accepted, box = connection.shared_buffer is not None, connection.shared_buffer
+                connection.shared_buffer = None  # the worker uses it after this reply
+                connection.send(m.Reply(message.id, accepted=accepted))
+                connection.shared_buffer = box
                 return
         rank = member.rank
         assert rank is not None
         match message:
             case m.Begin():
-                self._begin(_Waiting(peer, message, bulk), rank)
+                self._begin(_DelayedRequest(connection, message, bulk), rank)
                 return
-            case m.Earlier():
-                peer.send(m.Reply(message.id, reached=self.reached))
+            case m.AppliedSteps():
+                connection.send(m.Reply(message.id, applied_steps=self.applied_steps))
                 return
             case m.Goodbye():
                 member.said_goodbye = True
-                self.departed.add(rank)
-                self._leave(rank, "said goodbye")
-                peer.send(m.Reply(message.id))
+                self.finished.add(rank)
+                self._leave(rank, "has finished")
+                connection.send(m.Reply(message.id))
                 return
         shard = self.shard
         if shard is None:
-            raise ConfigError("No training has begun at this server. Every worker must call begin first.")
+            raise ConfigError("This server has no parameters yet. Every worker must call begin first.")
         match message:
             case m.Push():
-                self._push(_Waiting(peer, message, bulk), rank, shard)
+                self._push(_DelayedRequest(connection, message, bulk), rank, shard)
             case m.Collect():
-                self._collect(_Waiting(peer, message, bulk), rank, shard)
+                self._collect(_DelayedRequest(connection, message, bulk), rank, shard)
             case m.Elastic():
-                self._settle_readers()
+                self._copy_unsent()
                 worker = bulk.view(torch.float32)
                 shard.exchange(rank, message.id, worker, message.clock)
-                peer.send(m.Reply(message.id, shard.version, shard.slowest), [worker])
+                connection.send(_reply(message.id, shard), [worker])
             case m.Tick():
-                shard.advance(rank, message.clock)
+                shard.progress.advance(rank, message.clock)
                 self._open_gates()
             case m.Pull():
-                self.pulls.append(_Waiting(peer, message, bulk))
+                self.pulls.append(_DelayedRequest(connection, message, bulk))
                 self._answer_pulls()
             case m.Gate():
-                if replaced := self.gates.pop(rank, None):  # nobody waits for it any more, but each request has a reply
-                    self._send(replaced.peer, m.Reply(replaced.message.id, shard.version, shard.slowest))
-                self.gates[rank] = _Waiting(peer, message, bulk)
+                if replaced := self.gates.pop(
+                    rank, None
+                ):  # the worker no longer waits for it, but each request has a reply
+                    self._send(replaced.connection, _reply(replaced.message.id, shard))
+                self.gates[rank] = _DelayedRequest(connection, message, bulk)
                 self._open_gates()
             case m.SaveState():
-                file = io.BytesIO()
-                torch.save(shard.state(), file)
-                data = torch.frombuffer(file.getbuffer(), dtype=torch.uint8).clone()
-                peer.send(m.Reply(message.id, shard.version, shard.slowest), [data])
+                data = bytes_to_tensor(dump_state(shard.state()))
+                connection.send(_reply(message.id, shard), [data])
 
-    def _hello(self, peer: Peer, member: _Member, message: m.Hello) -> None:
+    def _greet(self, connection: Connection, member: _Member, message: m.Connect) -> None:
         if message.view > self.view:
-            self._change_view(message.view, message.size, peer)
+            self._change_view(message.view, message.size, connection)
         if message.view < self.view:
-            raise PeerGone("belongs to an earlier View")
+            raise Disconnected("belongs to an earlier view")
         if message.size != self.size or not 0 <= message.rank < self.size:
-            reason = f"Worker {message.rank} of {message.size} connected, but this server is for {self.size} workers."
-            peer.send(m.Failed(0, reason, False))
-            raise PeerGone(reason)
-        member.rank, member.is_ahead, member.session = message.rank, message.is_ahead, message.session
-        if message.is_ahead:
+            reason = f"Rank {message.rank} of {message.size} connected, but this server is for {self.size} workers."
+            connection.send(m.ErrorReply(0, reason, False))
+            raise Disconnected(reason)
+        member.rank, member.is_prefetch, member.session = message.rank, message.is_prefetch, message.session
+        if message.is_prefetch:
             return
-        before = [p for p, k in self.members.items() if k.rank == message.rank and not k.is_ahead and p is not peer]
+        before = [
+            p for p, k in self.members.items() if k.rank == message.rank and not k.is_prefetch and p is not connection
+        ]
         if self.sessions.get(message.rank) != message.session:
             self.sessions[message.rank] = message.session
-            self.failed.pop(message.rank, None)
+            self.failed_pushes.pop(message.rank, None)
             if self.shard is not None:
-                self.shard.forget_requests(message.rank)
-        for old in before:  # the worker's earlier connection, whose end has not been noticed yet
+                self.shard.progress.forget_requests(message.rank)
+        for old in before:  # an earlier process of this rank, whose end was not noticed yet
             self._drop(old)
-        self.departed.discard(message.rank)
-        if message.rank in self.lost:
-            self.lost.remove(message.rank)
+        self.finished.discard(message.rank)
+        if message.rank in self.failed_workers:
+            self.failed_workers.remove(message.rank)
 
-    def _change_view(self, view: int, size: int, first: Peer) -> None:
-        """Other workers from now on. The parameters stay, until these begin with theirs."""
+    def _change_view(self, view: int, size: int, first: Connection) -> None:
+        """Drop the workers of earlier views. The parameters stay until the new ones call begin."""
         self.view, self.size = view, size
-        self.reached = dict(self.shard.reached) if self.shard is not None else None
-        self.begins, self.collects, self.gates, self.pulls, self.failed = {}, {}, {}, [], {}
-        self.sessions, self.departed, self.lost = {}, set(), []
-        for peer in [p for p, k in self.members.items() if k.rank is not None and p is not first]:
-            self.members[peer].is_ahead = True  # its end says nothing about the workers there are now
-            self._drop(peer)
+        self.applied_steps = dict(self.shard.progress.applied_steps) if self.shard is not None else None
+        self.begins, self.collects, self.gates, self.pulls, self.failed_pushes = {}, {}, {}, [], {}
+        self.sessions, self.finished, self.failed_workers = {}, set(), []
+        for connection in [p for p, k in self.members.items() if k.rank is not None and p is not first]:
+            self.members[connection].is_prefetch = True  # its end says nothing about the present workers
+            self._drop(connection)
 
-    def _begin(self, request: _Waiting, rank: int) -> None:
+    def _begin(self, request: _DelayedRequest, rank: int) -> None:
         message = request.message
-        if message.joins:
+        if message.mode == "join":
             if self.shard is None:
-                raise ConfigError("A worker wants to join, but no training has begun at this server.")
-            clock = self.shard.join(rank, message.clock)
-            request.peer.send(m.Reply(message.id, self.shard.version, self.shard.slowest, clock=clock))
+                raise ConfigError(
+                    "A worker cannot join: this server has no parameters yet. All workers must call begin first."
+                )
+            clock = self.shard.progress.join(rank, message.clock)
+            request.connection.send(_reply(message.id, self.shard, clock=clock))
             return
         self.begins[rank] = request
         if len(self.begins) < self.size:
             return
         begins, self.begins = self.begins, {}
         try:
-            self._settle_readers()
-            if all(b.message.keeps for b in begins.values()):
+            self._copy_unsent()
+            if all(b.message.mode == "keep" for b in begins.values()):
                 if self.shard is None:
-                    raise ConfigError("The workers want to go on with what is here, but nothing is.")
+                    raise ConfigError("The workers want to keep this server's parameters, but it has none.")
                 self.shard.restart(self.size, message.clock)
             else:
                 self.shard = self._new_shard(begins[0])
                 self.first_version = self.shard.version
-            self.collects, self.gates, self.pulls, self.failed = {}, {}, [], {}
+            self.collects, self.gates, self.pulls, self.failed_pushes = {}, {}, [], {}
         except Exception as error:
             for waiting in begins.values():
-                self._fail(waiting, _told(error), False)
+                self._fail(waiting, _describe(error), False)
             return
         for waiting in begins.values():
             reply = m.Reply(waiting.message.id, self.shard.version, message.clock, clock=message.clock)
-            self._send(waiting.peer, reply)
+            self._send(waiting.connection, reply)
 
-    def _new_shard(self, first: _Waiting) -> Shard:
+    def _new_shard(self, first: _DelayedRequest) -> Shard:
         message: m.Begin = first.message
         if message.rule not in RULES:
             raise ConfigError(f"There is no rule {message.rule!r}. Known: {', '.join(RULES)}.")
         part = cut_rows(message.shapes, self.shards)[self.index]
-        parameters, shell, state = torch.split_with_sizes(first.bulk, message.parts)
+        parameters, optimizer, state = torch.split_with_sizes(first.bulk, message.parts)
         shard = Shard(
             parameters.clone().view(torch.float32),
-            pieces_of(message.shapes, part, message.sparse),
-            shell=shell.numpy().tobytes(),
+            chunks_in(message.shapes, part, message.sparse),
+            optimizer=optimizer.numpy().tobytes(),
             groups=message.groups,
             rule=message.rule,  # type: ignore[arg-type]  # checked above
             size=self.size,
@@ -379,12 +384,12 @@ class _Loop:
             clock=message.clock,
         )
         if state.numel():
-            shard.load(torch.load(io.BytesIO(state.numpy().tobytes()), weights_only=True))
+            shard.load(load_state(state.numpy().tobytes()))
         return shard
 
-    def _push(self, request: _Waiting, rank: int, shard: Shard) -> None:
+    def _push(self, request: _DelayedRequest, rank: int, shard: Shard) -> None:
         message: m.Push = request.message
-        self._settle_readers()
+        self._copy_unsent()
         try:
             age = shard.apply(
                 rank,
@@ -393,23 +398,23 @@ class _Loop:
                 weight=message.weight,
                 clock=message.clock,
                 read_version=message.read_version,
-                settings=message.settings,
+                hyperparameters=message.hyperparameters,
             )
         except Exception as error:
-            self.failed[rank] = m.Failed(message.id, _told(error), False)
-            request.peer.send(self.failed[rank])
+            self.failed_pushes[rank] = m.ErrorReply(message.id, _describe(error), False)
+            request.connection.send(self.failed_pushes[rank])
         else:
-            request.peer.send(m.Reply(message.id, shard.version, shard.slowest, age))
+            request.connection.send(_reply(message.id, shard, staleness=age))
             self._open_gates()
         self._answer_pulls()
 
-    def _collect(self, request: _Waiting, rank: int, shard: Shard) -> None:
+    def _collect(self, request: _DelayedRequest, rank: int, shard: Shard) -> None:
         message: m.Collect = request.message
-        if len(shard.clocks) < self.size:
-            missing = sorted(set(range(self.size)) - set(shard.clocks))
-            self._fail(request, f"Worker {missing[0]} is gone, and the gradients of all workers are needed.", True)
+        if len(shard.progress.clocks) < self.size:
+            missing = sorted(set(range(self.size)) - set(shard.progress.clocks))
+            self._fail(request, f"Rank {missing[0]} failed, and rule 'collect' needs all workers' gradients.", True)
             return
-        self._settle_readers()
+        self._copy_unsent()
         self.collects[rank] = request
         try:
             collected = shard.collect(
@@ -418,24 +423,26 @@ class _Loop:
                 _gradient(message.update, request.bulk),
                 weight=message.weight,
                 clock=message.clock,
-                riders=message.riders,
+                piggybacked=message.piggybacked,
                 clip_norm=message.clip_norm,
-                settings=message.settings,
+                hyperparameters=message.hyperparameters,
             )
         except Exception as error:
             waiting, self.collects = self.collects, {}
             for other, each in waiting.items():
                 shard.withdraw(other)
-                self._fail(each, _told(error), False)
+                self._fail(each, _describe(error), False)
             return
         if collected is None:
             return
         waiting, self.collects = self.collects, {}
         for other, each in waiting.items():
             wants = each.message.wants_parameters
-            shard.met_collect(other, each.message.id)
-            reply = m.Reply(each.message.id, shard.version, shard.slowest, riders=collected.riders.tolist())
-            self._send(each.peer, reply, [shard.flat] if wants else [], may_change=True)
+            shard.progress.record_request(other, each.message.id)
+            reply = m.Reply(
+                each.message.id, shard.version, shard.progress.slowest, piggybacked=collected.piggybacked.tolist()
+            )
+            self._send(each.connection, reply, [shard.flat] if wants else [], may_change=True)
         self._open_gates()
 
     def _open_gates(self) -> None:
@@ -443,56 +450,67 @@ class _Loop:
         if shard is None:
             return
         for rank, request in list(self.gates.items()):
-            if shard.may_proceed(request.message.clock, request.message.bound):
+            if shard.progress.may_proceed(request.message.clock, request.message.bound):
                 del self.gates[rank]
-                self._send(request.peer, m.Reply(request.message.id, shard.version, shard.slowest))
+                self._send(request.connection, _reply(request.message.id, shard))
 
     def _answer_pulls(self) -> None:
         shard = self.shard
         assert shard is not None
         pulls, self.pulls = self.pulls, []
         for request in pulls:
-            member = self.members.get(request.peer)
+            member = self.members.get(request.connection)
             if member is None or member.rank is None:
                 continue
-            if not shard.has_met(member.rank, request.message.after):
-                failed = self.failed.get(member.rank)
+            if not shard.progress.has_applied(member.rank, request.message.after):
+                failed = self.failed_pushes.get(member.rank)
                 if failed is not None and failed.to >= request.message.after:
-                    self._fail(request, failed.message, False)  # it waits for a push that will never count
+                    self._fail(request, failed.message, False)  # it waits for a push that will never be applied
                 else:
                     self.pulls.append(request)
                 continue
             spans = request.message.spans
             parts = [shard.flat] if spans is None else [shard.flat[low:high] for low, high in spans]
-            self._send(request.peer, m.Reply(request.message.id, shard.version, shard.slowest), parts, may_change=True)
+            self._send(
+                request.connection,
+                _reply(request.message.id, shard),
+                parts,
+                may_change=True,
+            )
 
-    def _settle_readers(self) -> None:
-        """The parameters are about to change: who is still being sent them gets them as they were."""
-        for peer in self.members:
-            peer.keep_promises()
+    def _copy_unsent(self) -> None:
+        """Before the parameters change, copy those that are still being sent."""
+        for connection in self.members:
+            connection.copy_pending()
 
-    def _fail(self, request: _Waiting, message: str, is_peers_fault: bool) -> None:
-        self._send(request.peer, m.Failed(request.message.id, message, is_peers_fault))
+    def _fail(self, request: _DelayedRequest, message: str, is_peer_failure: bool) -> None:
+        self._send(request.connection, m.ErrorReply(request.message.id, message, is_peer_failure))
 
-    def _send(self, peer: Peer, message: m.FromServer, bulk: list[Tensor] | None = None, **how: bool) -> None:
-        """To whoever may be gone by now without harm to the request in hand."""
+    def _send(
+        self, connection: Connection, message: m.FromServer, bulk: list[Tensor] | None = None, **how: bool
+    ) -> None:
+        """Send to a worker other than the one being handled: if it has disconnected, drop it and continue."""
         try:
-            peer.send(message, bulk or [], **how)
-        except PeerGone:
-            self._drop(peer)
+            connection.send(message, bulk or [], **how)
+        except Disconnected:
+            self._drop(connection)
 
 
-def _told(error: Exception) -> str:
+def _reply(id_: int, shard: Shard, **more: Any) -> m.Reply:
+    return m.Reply(id_, shard.version, shard.progress.slowest, **more)
+
+
+def _describe(error: Exception) -> str:
     return f"{type(error).__name__}: {error}"
 
 
-def _gradient(update: m.Update, bulk: Tensor) -> Gradient:
-    """A gradient from how it travelled."""
+def _gradient(update: m.GradientFormat, bulk: Tensor) -> Gradient:
+    """The gradient that the bulk holds."""
     head = 8 * sum(count for _, count in update.rows)
     rows = {}
     if update.rows:
         each = torch.split_with_sizes(bulk[:head].view(torch.int64), [count for _, count in update.rows])
-        rows = {piece: tensor for (piece, _), tensor in zip(update.rows, each, strict=True)}
+        rows = {chunk: tensor for (chunk, _), tensor in zip(update.rows, each, strict=True)}
     payload = bulk[head:]
     if update.codec is None:
         values = payload.view(torch.float32)
@@ -500,5 +518,5 @@ def _gradient(update: m.Update, bulk: Tensor) -> Gradient:
         name, settings = update.codec
         values = CODECS[name](*settings).decode(payload, update.numel)
     if values.numel() != update.numel:
-        raise ValueError(f"{update.numel} values were announced, but {values.numel()} came.")
+        raise ValueError(f"The message describes {update.numel} values, but {values.numel()} arrived.")
     return Gradient(values, rows, update.spans)

@@ -1,84 +1,79 @@
-"""One server's part of the parameters: what it holds, and what becomes of what workers send. No sockets.
+"""One server's part of the parameters, and how it applies what workers send. No sockets.
 
-Three rules, one for a whole training:
+Three rules, one for a whole training run:
 
-    apply      each gradient on arrival, as one step of the optimiser: asynchronous SGD, as in DistBelief (Dean et al.
-               2012) and, with the gate, in stale-synchronous training (Ho et al. 2013)
+    apply      each gradient on arrival, as one optimizer step: asynchronous SGD, as in DistBelief (Dean et al. 2012)
+               and, with the gate, in stale-synchronous training (Ho et al. 2013)
     collect    all workers' gradients of one step together: synchronous. Summed in rank order with the operations of
-               `SharedMemory.sum_`, so that parameters come out with the same bits as with an all-reduce
-    elastic    no gradients: workers and the centre pull at each other (EASGD, Zhang et al. 2015)
+               `SharedMemory.all_reduce_`, so the parameters have the same bits as with an all-reduce
+    elastic    no gradients: workers and the center move toward each other (EASGD, Zhang et al. 2015)
 
-Here: parameters, optimiser, version, clocks, and which requests were met already. Not here: who waits for what
-(`server.py`), how bytes become tensors (`connection.py`, `server.py`).
+Here: parameters, optimizer, version, the rules, and the workers' clocks. Not here: gradients as they travel
+(`gradient.py`), which workers wait for a reply (`server.py`).
 
-`version` counts the updates that were applied; its difference between a worker's reading and the applying of what it
-computed from that is the update's staleness (`syncline.algorithms.staleness`).
+`version` counts the updates applied. The staleness of an update is how far `version` has moved between the worker's
+read and the update (`syncline.comms.staleness`).
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
 from typing import Any, Final, Literal, NamedTuple
 
 import torch
 from torch import Tensor, nn
 
-from syncline.algorithms.outer import elastic
-from syncline.algorithms.staleness import may_proceed, record, staleness
-from syncline.comms.parameter_server.pieces import Piece, Span, overlap
-from syncline.comms.parameter_server.shell import Settings, change_settings, cut_state, read_shell
+from syncline.comms.parameter_server.chunks import ParameterChunk
+from syncline.comms.parameter_server.gradient import (
+    Gradient,
+    as_sparse,
+    dense_gradient,
+    gradient_of_rows,
+    set_gradients,
+)
+from syncline.comms.parameter_server.optimizer import (
+    Hyperparameters,
+    load_optimizer,
+    reshard_state,
+    set_hyperparameters,
+)
+from syncline.comms.staleness import may_proceed, record, staleness
+from syncline.compute.outer import elastic
 from syncline.errors import ConfigError
-
-__all__ = ["RULES", "Collected", "Gradient", "Rule", "Shard"]
 
 Rule = Literal["apply", "collect", "elastic"]
 RULES: Final = ("apply", "collect", "elastic")
 
-_CHUNK_ELEMENTS = 32 * 1024  # a piece of this size and its partners stay in a core's own cache
-
-
-@dataclass(frozen=True)
-class Gradient:
-    """A worker's gradient for one part, as it travelled. The memory is the shard's to overwrite."""
-
-    values: Tensor
-    """Flat float32: for each piece, in order, its named rows, or else what the spans have of it."""
-    rows: Mapping[int, Tensor] = field(default_factory=dict)
-    """By index of the piece, the rows that are given (int64, each once); other rows of it are untouched."""
-    spans: Sequence[Span] | None = None
-    """The ranges of the part that are given, ascending and apart; None is all of it."""
-
-    @property
-    def is_whole(self) -> bool:
-        """Every value of the part is there, in order."""
-        return not self.rows and self.spans is None
+_BLOCK_ELEMENTS = 32 * 1024  # a block of each worker's gradient fits into a core's own cache
 
 
 class Collected(NamedTuple):
-    """A step of all workers: the sum of their riders, and whether the parameters moved."""
+    """A step of all workers: the sum of their piggybacked values, and whether it was applied."""
 
-    riders: Tensor
+    piggybacked: Tensor
     is_applied: bool
 
 
-class _Held(NamedTuple):
+class _HeldGradient(NamedTuple):
     gradient: Gradient
     weight: float
-    riders: Tensor
+    piggybacked: Tensor
     clip_norm: float | None
 
 
 class Shard:
-    """The part of the parameters that consists of `pieces`, starting from `values` (flat float32, taken over)."""
+    """The part of the parameters that consists of `chunks`, with initial `values` (flat float32, owned from now on).
+
+    `optimizer` is a pickled one (`dump_optimizer`), `groups` the parameters' indices in each of its groups.
+    """
 
     def __init__(
         self,
         values: Tensor,
-        pieces: Sequence[Piece],
+        chunks: Sequence[ParameterChunk],
         *,
-        shell: bytes,
+        optimizer: bytes,
         groups: Sequence[Sequence[int]],
         rule: Rule,
         size: int,
@@ -86,76 +81,38 @@ class Shard:
         clock: int = 0,
     ) -> None:
         self.flat = values
-        self.pieces = list(pieces)
+        self.chunks = list(chunks)
         self.rule: Rule = rule
         self.size = size
         self.version = 0
-        self.clocks = dict.fromkeys(range(size), clock)
+        self.progress = WorkerProgress(size, clock)
         self.staleness: dict[int, int] = {}
         """How many updates had each staleness."""
-        self.reached: dict[int, int] = dict(self.clocks)
-        """Of which worker how many steps are in the parameters; also of those who are gone."""
-        self._start = clock
         self._elastic = elastic(rate) if rule == "elastic" else None
-        self._parameters = [nn.Parameter(values[slice(*p.span)].view(p.shape)) for p in pieces]
-        of_parameter = {p.parameter: mine for p, mine in zip(pieces, self._parameters, strict=True)}
+        self._parameters = [nn.Parameter(values[slice(*c.span)].view(c.shape)) for c in chunks]
+        of_parameter = {c.parameter: mine for c, mine in zip(chunks, self._parameters, strict=True)}
         members = [[of_parameter[i] for i in group if i in of_parameter] for group in groups]
-        self._optimizer, self._groups = read_shell(shell, members)
-        self._settings: dict[int, Settings] = {}
-        self._met: dict[int, tuple[int, int]] = {}  # rank -> its last request that changed something, what came of it
-        self._held: dict[int, _Held] = {}
+        self._optimizer, self._groups = load_optimizer(optimizer, members)
+        self._hyperparameters: dict[int, Hyperparameters] = {}  # by rank
+        self._held: dict[int, _HeldGradient] = {}
         self._collecting = clock
         self._collected = Collected(torch.zeros(0), False)
         self._total = torch.zeros_like(values) if rule == "collect" else None
 
-    # Who takes part
-
-    def join(self, rank: int, clock: int) -> int:
-        """A worker takes the place of one that was lost. Its clock, which holds up nobody: at least the slowest's."""
-        self.clocks[rank] = max([clock, *([min(self.clocks.values())] if self.clocks else [])])
-        return self.clocks[rank]
+    def restart(self, size: int, clock: int) -> None:
+        """Keep the parameters and the optimizer for other workers, who start at step `clock`."""
+        self.size, self._collecting = size, clock
+        self.progress = WorkerProgress(size, clock)
+        self._hyperparameters, self._held = {}, {}
 
     def leave(self, rank: int) -> None:
-        """A worker is done or gone: nobody waits for its clock any more."""
-        self.clocks.pop(rank, None)
+        """A worker has finished or failed."""
+        self.progress.leave(rank)
         self._held.pop(rank, None)
-
-    def restart(self, size: int, clock: int) -> None:
-        """Other workers go on with what is here, from step `clock`."""
-        self.size, self._start, self._collecting = size, clock, clock
-        self.clocks = dict.fromkeys(range(size), clock)
-        self.reached = dict(self.clocks)
-        self._settings, self._met, self._held = {}, {}, {}
 
     def withdraw(self, rank: int) -> None:
-        """A worker no longer waits for its gradient to be collected."""
+        """Drop a gradient that waits to be collected."""
         self._held.pop(rank, None)
-
-    def forget_requests(self, rank: int) -> None:
-        """A new life of a worker counts its requests anew."""
-        self._met.pop(rank, None)
-
-    # Clocks
-
-    @property
-    def slowest(self) -> int:
-        """The slowest worker's clock; with nobody left, where all started."""
-        return min(self.clocks.values(), default=self._start)
-
-    def advance(self, rank: int, clock: int) -> None:
-        """A worker has finished `clock` steps."""
-        if rank in self.clocks:
-            self.clocks[rank] = max(self.clocks[rank], clock)
-
-    def may_proceed(self, clock: int, bound: int) -> bool:
-        """Whether a worker that has finished `clock` steps may begin another."""
-        return may_proceed(clock, self.clocks.values(), bound)
-
-    def has_met(self, rank: int, sequence: int) -> bool:
-        """Whether this worker's requests up to `sequence` have had their effect."""
-        return sequence <= self._met.get(rank, (0, 0))[0]
-
-    # The rules
 
     def apply(
         self,
@@ -166,28 +123,28 @@ class Shard:
         weight: float,
         clock: int,
         read_version: int,
-        settings: Settings | None = None,
+        hyperparameters: Hyperparameters | None = None,
     ) -> int:
-        """Rule "apply": one step with `weight` times the gradient. Its staleness; -1 if it has nothing for this part.
+        """Rule "apply": one step with `weight` times the gradient. Returns its staleness; -1 if it has no values here.
 
-        A sequence that was met before changes nothing and has the same answer again.
+        A request that was applied before changes nothing and returns the same again.
         """
         self._check_rule("apply")
-        if self.has_met(rank, sequence):
-            return self._met[rank][1]
-        self._learn(rank, settings)
+        if self.progress.has_applied(rank, sequence):
+            return self.progress.last_staleness(rank)
+        self._remember(rank, hyperparameters)
         is_for_us = gradient.is_whole or gradient.values.numel() > 0 or bool(gradient.rows)
         age = -1
         if is_for_us:
             age = staleness(self.version, read_version)
             if weight != 1.0:
                 gradient.values.mul_(weight)
-            self._set_gradients(gradient)
+            set_gradients(gradient, self.chunks, self._parameters)
             self._step(rank)
             self.staleness = record(self.staleness, age)
-        self._met[rank] = (sequence, age)
-        self.advance(rank, clock)
-        self.reached[rank] = max(self.reached.get(rank, 0), clock)
+        self.progress.record_request(rank, sequence, age)
+        self.progress.advance(rank, clock)
+        self.progress.record_steps(rank, clock)
         return age
 
     def collect(
@@ -198,34 +155,36 @@ class Shard:
         *,
         weight: float,
         clock: int,
-        riders: Sequence[float] = (),
+        piggybacked: Sequence[float] = (),
         clip_norm: float | None = None,
-        settings: Settings | None = None,
+        hyperparameters: Hyperparameters | None = None,
     ) -> Collected | None:
-        """Rule "collect": None until every worker's gradient for `clock` is there; then one step with their sum.
+        """Rule "collect": None until every worker's gradient of step `clock` has arrived; then one step with their sum.
 
-        If the first of the summed riders, the loss, is not finite, nothing moves.
+        If the first of the summed piggybacked values, the loss, is not finite, nothing is applied.
         """
         self._check_rule("collect")
-        if self.has_met(rank, sequence):
+        if self.progress.has_applied(rank, sequence):
             return self._collected
         if gradient.spans is not None:
             raise ValueError("Rule 'collect' takes whole gradients or rows of them, not ranges.")
         if self._held and clock != self._collecting:
             others = ", ".join(map(str, sorted(self._held)))
             raise ValueError(
-                f"Worker {rank} sent its gradient of step {clock}, but those of step {self._collecting} are being "
-                f"collected (there: workers {others}). All workers must make the same steps."
+                f"The worker of rank {rank} sent its gradient of step {clock}, but the server is collecting step "
+                f"{self._collecting} (received from ranks {others}). All workers must make the same steps."
             )
-        self._learn(rank, settings)
+        self._remember(rank, hyperparameters)
         self._collecting = clock
-        self._held[rank] = _Held(gradient, weight, torch.tensor(list(riders), dtype=torch.float32), clip_norm)
+        self._held[rank] = _HeldGradient(
+            gradient, weight, torch.tensor(list(piggybacked), dtype=torch.float32), clip_norm
+        )
         if len(self._held) < self.size:
             return None
         held = [self._held[r] for r in range(self.size)]
-        riders_sum = _weighted_sum([h.riders for h in held], [h.weight for h in held])
-        is_sound = not riders_sum.numel() or math.isfinite(riders_sum[0].item())
-        if is_sound:
+        piggybacked_sum = _weighted_sum([h.piggybacked for h in held], [h.weight for h in held])
+        is_finite = not piggybacked_sum.numel() or math.isfinite(piggybacked_sum[0].item())
+        if is_finite:
             self._sum_gradients(held)
             clip_norms = {h.clip_norm for h in held}
             if len(clip_norms) > 1:
@@ -233,56 +192,52 @@ class Shard:
             if (limit := clip_norms.pop()) is not None:
                 torch.nn.utils.clip_grad_norm_([p for p in self._parameters if p.grad is not None], limit)
             self._step(0)
-        self._collected = Collected(riders_sum, is_sound)
+        self._collected = Collected(piggybacked_sum, is_finite)
         self._held.clear()
         for r in range(self.size):
-            self.advance(r, clock)
-            self.reached[r] = clock
+            self.progress.advance(r, clock)
+            self.progress.record_steps(r, clock)
         return self._collected
 
-    def met_collect(self, rank: int, sequence: int) -> None:
-        """This worker's gradient was part of the last step that was collected."""
-        self._met[rank] = (sequence, 0)
-
     def exchange(self, rank: int, sequence: int, worker: Tensor, clock: int = 0) -> None:
-        """Rule "elastic": move the centre, and overwrite `worker`, where the worker is, by how far it is to move.
+        """Rule "elastic": move the center, and overwrite `worker`, the worker's values, by how far it moves.
 
         d = rate (x_k - x~) from the values before either changed; x~ <- x~ + d here, x_k <- x_k - d at the worker.
         """
         self._check_rule("elastic")
         assert self._elastic is not None
         delta = worker.sub_(self.flat)
-        centre, _ = self._elastic.step(self.flat, delta, {})
-        self.flat.copy_(centre)
+        center, _ = self._elastic.step(self.flat, delta, {})
+        self.flat.copy_(center)
         delta.mul_(self._elastic.rate)
         self.version += 1
-        self.reached[rank] = max(self.reached.get(rank, 0), clock)
-        self._met[rank] = (sequence, 0)
+        self.progress.record_steps(rank, clock)
+        self.progress.record_request(rank, sequence)
 
     # Checkpoints
 
     def state(self) -> dict[str, Any]:
-        """What the optimiser remembers of each piece, the version and the clocks; the parameters are not in it.
+        """The optimizer's state of each chunk, the version and the clocks, without the parameters.
 
-        Shares memory with the shard: save it before anything else is applied.
+        Shares memory with the shard: save it before the next update.
         """
         entries = []
-        for piece, parameter in zip(self.pieces, self._parameters, strict=True):
+        for chunk, parameter in zip(self.chunks, self._parameters, strict=True):
             if state := self._optimizer.state.get(parameter):
-                entry = {"parameter": piece.parameter, "first_row": piece.first_row, "rows": piece.rows}
+                entry = {"parameter": chunk.parameter, "first_row": chunk.first_row, "rows": chunk.rows}
                 entries.append({**entry, "state": dict(state)})
-        return {"version": self.version, "clocks": dict(self.clocks), "pieces": entries}
+        return {"version": self.version, "clocks": dict(self.progress.clocks), "chunks": entries}
 
     def load(self, state: Mapping[str, Any]) -> None:
-        """Take up a `state`, of this or other pieces of the same parameters. The clocks stay: all start together."""
+        """Load a `state`, of these or other chunks of the same parameters. The clocks stay: all start together."""
         self.version = int(state["version"])
-        of_piece = {(e["parameter"], e["first_row"]): e["state"] for e in cut_state(state["pieces"], self.pieces)}
+        of_chunk = {(e["parameter"], e["first_row"]): e["state"] for e in reshard_state(state["chunks"], self.chunks)}
         in_groups = {id(p) for group in self._groups for p in group["params"]}
-        for piece, parameter in zip(self.pieces, self._parameters, strict=True):
-            found = of_piece.get((piece.parameter, piece.first_row))
+        for chunk, parameter in zip(self.chunks, self._parameters, strict=True):
+            found = of_chunk.get((chunk.parameter, chunk.first_row))
             if found and id(parameter) in in_groups:
                 self._optimizer.state[parameter] = {
-                    k: v.view(piece.shape) if isinstance(v, Tensor) and v.numel() == piece.numel and v.dim() else v
+                    k: v.view(chunk.shape) if isinstance(v, Tensor) and v.numel() == chunk.numel and v.dim() else v
                     for k, v in found.items()
                 }
 
@@ -291,87 +246,48 @@ class Shard:
     def _check_rule(self, rule: Rule) -> None:
         if rule != self.rule:
             raise ConfigError(
-                f"These parameters are trained by rule '{self.rule}', but a worker asked for rule '{rule}'. "
-                "All workers must call begin with the rule that they use."
+                f"This server trains by rule '{self.rule}', but a worker sent a request for rule '{rule}'. All workers "
+                "must call begin with the rule that they use.",
+                code="wrong-rule",
+                rule=self.rule,
+                requested=rule,
             )
 
-    def _learn(self, rank: int, settings: Settings | None) -> None:
-        """Remember the worker's settings: it sends them only when its schedule has changed them."""
-        if settings is not None:
-            self._settings[rank] = settings
+    def _remember(self, rank: int, hyperparameters: Hyperparameters | None) -> None:
+        """A worker sends its hyperparameters only when its schedule has changed them."""
+        if hyperparameters is not None:
+            self._hyperparameters[rank] = hyperparameters
 
     def _step(self, rank: int) -> None:
-        """One step with the gradients that are set, by the settings of worker `rank`."""
-        if rank in self._settings:
-            change_settings(self._groups, self._settings[rank])
+        """One step with the gradients that are set, with the hyperparameters of this worker."""
+        if rank in self._hyperparameters:
+            set_hyperparameters(self._groups, self._hyperparameters[rank])
         if self._optimizer.param_groups:
             self._optimizer.step()
         self.version += 1
 
-    def _set_gradients(self, gradient: Gradient) -> None:
-        taken = 0
-        values = gradient.values
-        for index, (piece, parameter) in enumerate(zip(self.pieces, self._parameters, strict=True)):
-            rows = gradient.rows.get(index)
-            if rows is not None:
-                count = len(rows) * piece.row_numel
-                parameter.grad = _of_rows(piece, rows, values[taken : taken + count])
-                taken += count
-                continue
-            spans = [piece.span] if gradient.spans is None else _within(gradient.spans, piece.span)
-            count = sum(high - low for low, high in spans)
-            if not spans:
-                parameter.grad = None  # as torch has it for a parameter that took no part
-            elif count == piece.numel:
-                parameter.grad = _as_sparse(piece, values[taken : taken + count].view(piece.shape))
-            else:
-                dense = torch.zeros(piece.numel)
-                for low, high in spans:
-                    dense[low - piece.offset : high - piece.offset] = values[taken : taken + high - low]
-                    taken += high - low
-                parameter.grad = _as_sparse(piece, dense.view(piece.shape))
-                continue
-            taken += count
-        if taken != values.numel():
-            raise ValueError(f"A gradient of {taken} values was announced, but {values.numel()} came.")
-
-    def _sum_gradients(self, held: Sequence[_Held]) -> None:
+    def _sum_gradients(self, held: Sequence[_HeldGradient]) -> None:
         assert self._total is not None
+        numel = self.flat.numel()
         for h in held:
-            if h.gradient.is_whole and h.gradient.values.numel() != self.flat.numel():
-                raise ValueError(
-                    f"This part has {self.flat.numel()} values, but a gradient has {h.gradient.values.numel()}."
-                )
-        terms = [h.gradient.values if h.gradient.is_whole else self._dense(h.gradient) for h in held]
+            if h.gradient.is_whole and h.gradient.values.numel() != numel:
+                raise ValueError(f"This shard has {numel} values, but a gradient has {h.gradient.values.numel()}.")
+        terms = [
+            h.gradient.values if h.gradient.is_whole else dense_gradient(h.gradient, self.chunks, numel) for h in held
+        ]
         weights = [h.weight for h in held]
-        for start in range(0, self.flat.numel(), _CHUNK_ELEMENTS):
-            chunk = slice(start, start + _CHUNK_ELEMENTS)
-            self._total[chunk] = _weighted_sum([t[chunk] for t in terms], weights)
-        for index, (piece, parameter) in enumerate(zip(self.pieces, self._parameters, strict=True)):
-            total = self._total[slice(*piece.span)].view(piece.shape)
+        for start in range(0, numel, _BLOCK_ELEMENTS):
+            block = slice(start, start + _BLOCK_ELEMENTS)
+            self._total[block] = _weighted_sum([t[block] for t in terms], weights)
+        for index, (chunk, parameter) in enumerate(zip(self.chunks, self._parameters, strict=True)):
+            total = self._total[slice(*chunk.span)].view(chunk.shape)
             rows = [h.gradient.rows.get(index) for h in held]
             known = [r for r in rows if r is not None]
-            if piece.is_sparse and len(known) == len(rows):
+            if chunk.is_sparse and len(known) == len(rows):
                 touched = torch.cat(known).unique()  # type: ignore[no-untyped-call]  # torch gives it no types
-                parameter.grad = _of_rows(piece, touched, total[touched].view(-1))
+                parameter.grad = gradient_of_rows(chunk, touched, total[touched].view(-1))
             else:
-                parameter.grad = _as_sparse(piece, total)
-
-    def _dense(self, gradient: Gradient) -> Tensor:
-        """Zeros where nothing came."""
-        dense = torch.zeros_like(self.flat)
-        taken = 0
-        for index, piece in enumerate(self.pieces):
-            mine = dense[slice(*piece.span)]
-            rows = gradient.rows.get(index)
-            count = piece.numel if rows is None else len(rows) * piece.row_numel
-            came = gradient.values[taken : taken + count]
-            taken += count
-            if rows is None:
-                mine.copy_(came)
-            else:
-                mine.view(piece.rows, -1).index_copy_(0, rows, came.view(-1, piece.row_numel))
-        return dense
+                parameter.grad = as_sparse(chunk, total)
 
 
 def _weighted_sum(terms: Sequence[Tensor], weights: Sequence[float]) -> Tensor:
@@ -381,20 +297,56 @@ def _weighted_sum(terms: Sequence[Tensor], weights: Sequence[float]) -> Tensor:
     return total
 
 
-def _of_rows(piece: Piece, rows: Tensor, values: Tensor) -> Tensor:
-    """The gradient of a piece of which only some rows were touched."""
-    shape = (len(rows), *piece.shape[1:])
-    if piece.is_sparse:
-        return torch.sparse_coo_tensor(
-            rows.unsqueeze(0), values.view(shape), piece.shape, check_invariants=True, is_coalesced=True
-        )
-    return torch.zeros(piece.shape).index_copy_(0, rows, values.view(shape))
+class WorkerProgress:
+    """The clocks of `size` workers, which all start at `clock`."""
 
+    def __init__(self, size: int, clock: int) -> None:
+        self.clocks = dict.fromkeys(range(size), clock)
+        """How many steps each member has finished."""
+        self.applied_steps = dict(self.clocks)
+        """How many steps of each worker the parameters contain; failed workers included."""
+        self._start = clock
+        self._requests: dict[int, tuple[int, int]] = {}  # rank -> its last applied request, that update's staleness
 
-def _as_sparse(piece: Piece, gradient: Tensor) -> Tensor:
-    """What a piece's optimiser expects: for sparse ones, a sparse gradient of all rows."""
-    return _of_rows(piece, torch.arange(piece.rows), gradient.reshape(-1)) if piece.is_sparse else gradient
+    @property
+    def slowest(self) -> int:
+        """The slowest worker's clock; where all started if no worker is left."""
+        return min(self.clocks.values(), default=self._start)
 
+    def join(self, rank: int, clock: int) -> int:
+        """Add a replacement. Returns its clock: at least the slowest's, so that no worker has to wait for it."""
+        self.clocks[rank] = max([clock, *([min(self.clocks.values())] if self.clocks else [])])
+        return self.clocks[rank]
 
-def _within(spans: Sequence[Span], whole: Span) -> list[Span]:
-    return [common for span in spans if (common := overlap(span, whole))]
+    def leave(self, rank: int) -> None:
+        """Remove a worker that has finished or failed: its clock holds up no other worker."""
+        self.clocks.pop(rank, None)
+
+    def advance(self, rank: int, clock: int) -> None:
+        """A worker has finished `clock` steps."""
+        if rank in self.clocks:
+            self.clocks[rank] = max(self.clocks[rank], clock)
+
+    def may_proceed(self, clock: int, bound: int) -> bool:
+        """Whether a worker that has finished `clock` steps may begin another."""
+        return may_proceed(clock, self.clocks.values(), bound)
+
+    def record_request(self, rank: int, sequence: int, staleness: int = 0) -> None:
+        """The worker's request `sequence` was applied."""
+        self._requests[rank] = (sequence, staleness)
+
+    def record_steps(self, rank: int, clock: int) -> None:
+        """The parameters contain the worker's first `clock` steps."""
+        self.applied_steps[rank] = max(self.applied_steps.get(rank, 0), clock)
+
+    def has_applied(self, rank: int, sequence: int) -> bool:
+        """Whether this worker's requests up to `sequence` were applied."""
+        return sequence <= self._requests.get(rank, (0, 0))[0]
+
+    def last_staleness(self, rank: int) -> int:
+        """Of the worker's last applied request."""
+        return self._requests[rank][1]
+
+    def forget_requests(self, rank: int) -> None:
+        """A new process for this rank numbers its requests from 1 again."""
+        self._requests.pop(rank, None)

@@ -1,6 +1,6 @@
-"""Data that a user has in files: images in folders, tables, LMDB; here or on a remote store.
+"""The user's data in files: image folders, tables, LMDB; local or remote.
 
-`options.py` says what may be given with a path, `store.py` where files are, `find.py` which format they have. Each
-format has its own file: what is in the files is found out first (a `Survey`, which the driver makes and every worker
-gets), and `source.py` then reads samples by number. `layout.py` has the arithmetic from a number to a place in a file.
+`options.py` has the options of a path, `store.py` the file access, `find.py` detects the format. Each format has its
+own file. The driver scans the files once and sends the `Manifest` to every worker; `source.py` then reads samples by
+index.
 """

@@ -1,4 +1,4 @@
-"""Arrow IPC (Feather): a file is record batches, each of which is read by itself.
+"""Arrow IPC (Feather): a file is a list of record batches, each read separately.
 
 Here: opening a file, in its file form or its stream form, and reading a record batch. Not here: what tables have in
 common (`table.py`).
@@ -15,8 +15,6 @@ from syncline.data.files.columns import Where
 from syncline.data.files.store import Store
 from syncline.data.files.table import TableFormat
 from syncline.errors import DataError
-
-__all__ = ["Arrow"]
 
 _MAGIC = b"ARROW1"
 
@@ -48,7 +46,7 @@ class _ArrowFile:
                 stream = pa.ipc.open_stream(self._handle)
                 self.schema, self._stream = stream.schema, list(stream)
                 count = len(self._stream)
-            # The footer does not say how many rows a batch has; its last column, mostly the label, does.
+            # The footer has no row counts, so read the last column, usually the label.
             self.group_rows = tuple(self._batch(g, self.schema.names[-1:]).num_rows for g in range(count))
         except DataError:
             self._handle.close()
@@ -63,7 +61,7 @@ class _ArrowFile:
         try:
             batch.validate(full=True)
         except pa.ArrowInvalid as error:
-            raise DataError(f"{self._shown}, record batch {group} is damaged: {error}.") from error
+            raise DataError(f"{self._shown}, record batch {group} is corrupt: {error}.") from error
         return pa.table([batch.column(name) for name in columns], names=list(columns))
 
     def _batch(self, group: int, columns: Sequence[str]) -> pa.RecordBatch:
@@ -78,10 +76,9 @@ class _ArrowFile:
             return self._readers[fields].get_batch(group)
         except Exception as error:
             said = str(error).splitlines()[0].rstrip(".")
-            raise DataError(f"{self._shown}, record batch {group} is damaged: {said}.") from error
+            raise DataError(f"{self._shown}, record batch {group} is corrupt: {said}.") from error
 
     def bounds(self, column: str) -> tuple[Any, Any] | None:  # noqa: ARG002  # other formats have statistics
-        """Arrow keeps no statistics."""
         return None
 
     def where(self, group: int) -> Where:
@@ -89,7 +86,6 @@ class _ArrowFile:
         return Where(f"{self._shown}, record batch {group}")
 
     def close(self) -> None:
-        """Close the file."""
         self._handle.close()
 
 
@@ -97,4 +93,4 @@ def _not_arrow(shown: str, size: int, error: Exception) -> DataError:
     if size == 0:
         return DataError(f"{shown} is empty: 0 bytes instead of an Arrow file.")
     said = (str(error).splitlines() or [type(error).__name__])[0].rstrip(".")
-    return DataError(f"{shown} is not a sound Arrow file ({size} bytes): {said}.")
+    return DataError(f"{shown} is not a valid Arrow file ({size} bytes): {said}.")

@@ -1,7 +1,7 @@
-"""From Arrow columns to arrays for torch.
+"""Converting Arrow columns to arrays for torch.
 
-Here: which columns are inputs and which one is the target (`choose`), and reading both. Used by every format with
-columns; where a value is wrong, the error says in which row. Not here: reading files (`parquet.py`, `arrow.py`,
+Here: which columns are inputs and which one is the target (`choose`), and reading both. Every format with
+columns uses it; an error names the row of the bad value. Not here: reading files (`parquet.py`, `arrow.py`,
 `csv.py`).
 """
 
@@ -13,45 +13,43 @@ from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 
+from syncline.data.files.image_codec import decode, is_image
+from syncline.data.files.manifest import Kind
 from syncline.data.files.options import FileOptions
-from syncline.data.files.pictures import decode, is_picture
-from syncline.data.files.survey import Kind
-from syncline.errors import DataError, nearest
+from syncline.errors import DataError, did_you_mean
 
 if TYPE_CHECKING:
     import numpy as np
-
-__all__ = ["Columns", "Where", "choose", "read_inputs", "read_targets", "values_of"]
 
 _LABELS = ("label", "labels", "target", "targets", "class", "y")
 
 
 @dataclass(frozen=True)
 class Where:
-    """What an error says of the place: the file and group, and how its rows are called and counted."""
+    """How an error names a row: the file and group, and how rows are counted."""
 
     what: str
     row: str = "row"
     first: int = 0
 
     def at(self, row: int) -> str:
-        """The place of one row."""
+        """The name of one row."""
         return f"{self.what}, {self.row} {row + self.first}"
 
 
 @dataclass(frozen=True)
-class Columns:
-    """Which columns are used, and how inputs are kept in them."""
+class TableColumns:
+    """The columns in use, and how they store inputs."""
 
     features: tuple[str, ...]
     label: str | None
     kind: Kind
 
 
-def choose(schema: pa.Schema, options: FileOptions, what: str, *, guessed_types: bool = False) -> Columns:
-    """The columns to use of a table with this schema; DataError if that is not clear.
+def choose(schema: pa.Schema, options: FileOptions, what: str, *, guessed_types: bool = False) -> TableColumns:
+    """The columns to use of a table with this schema; DataError if that is ambiguous.
 
-    With `guessed_types` a column of texts may be one of numbers with a mistake in it: reading tells where.
+    With `guessed_types`, a string column may be a numeric one with a typo in it; reading it names the row.
     """
     names = list(schema.names)
     if options.label == "none":
@@ -65,32 +63,34 @@ def choose(schema: pa.Schema, options: FileOptions, what: str, *, guessed_types:
     else:
         features = tuple(name for name in names if name != label)
     if not features:
-        raise DataError(f"{what} has no column for inputs beside {label!r}. Its columns are: {', '.join(names)}.")
+        raise DataError(f"{what} has no input column besides {label!r}. Its columns are: {', '.join(names)}.")
     kinds = {name: _kind(schema.field(name).type) for name in features}
     if guessed_types:
         kinds = {name: kind or "numbers" for name, kind in kinds.items()}
     if len(features) == 1 and (kind := kinds[features[0]]) is not None:
-        return Columns(features, label, kind)
+        return TableColumns(features, label, kind)
     for name, kind in kinds.items():
         if kind != "numbers":
             raise DataError(
                 f"{what} has the column {name!r} of type {schema.field(name).type} among its inputs, but several "
-                f"inputs must all be columns of numbers. Say which to use: features=[...] of {', '.join(names)}."
+                f"input columns must all be numeric. Choose with features=[...] from {', '.join(names)}."
             )
-    return Columns(features, label, "numbers")
+    return TableColumns(features, label, "numbers")
 
 
 def values_of(column: Any, where: Where, name: str) -> Any:
-    """The column in one piece; DataError at its first empty row."""
+    """The column as one chunk; DataError for its first null."""
     column = column.combine_chunks() if isinstance(column, pa.ChunkedArray) else column
     if column.null_count:
         row = column.is_null().index(True).as_py()
-        raise DataError(f"{where.at(row)}: the column {name!r} has no value. Fill it, or leave the row out.")
+        raise DataError(f"{where.at(row)}: the column {name!r} is null. Fill in the value, or remove the row.")
     return column
 
 
-def read_inputs(table: pa.Table, columns: Columns, shape: tuple[int, ...], where: Where, *, resize: bool) -> np.ndarray:
-    """One row for each: float32, or uint8 where the values are bytes."""
+def read_inputs(
+    table: pa.Table, columns: TableColumns, shape: tuple[int, ...], where: Where, *, resize: bool
+) -> np.ndarray:
+    """One row per sample: float32, or uint8 for bytes."""
     import numpy as np
 
     if columns.kind == "numbers":
@@ -101,16 +101,16 @@ def read_inputs(table: pa.Table, columns: Columns, shape: tuple[int, ...], where
     if columns.kind == "list":
         return _lists(column, shape, where, name)
     data = (column.field("bytes") if pa.types.is_struct(column.type) else column).to_pylist()
-    if columns.kind == "pictures":
-        pictures = [decode(d or b"", shape, resize=resize, where=where.at(i)) for i, d in enumerate(data)]
-        return np.stack(pictures) if pictures else np.empty((0, *shape), np.uint8)
+    if columns.kind == "images":
+        images = [decode(d or b"", shape, resize=resize, where=where.at(i)) for i, d in enumerate(data)]
+        return np.stack(images) if images else np.empty((0, *shape), np.uint8)
     return _pixels(data, shape, where, name)
 
 
 def read_targets(
     column: Any, name: str, classes: int | None, class_names: Sequence[str] | None, where: Where
 ) -> np.ndarray:
-    """Numbers of classes as int64; numbers to be fitted as float32 of shape (n, 1)."""
+    """Class indices as int64; regression targets as float32 of shape (n, 1)."""
     import numpy as np
 
     column = values_of(column, where, name)
@@ -120,7 +120,8 @@ def read_targets(
         for row, text in enumerate(texts):
             if text not in number:
                 raise DataError(
-                    f"{where.at(row)}: the label {text!r} is none of the {len(number)} that were found first."
+                    f"{where.at(row)}: the label {text!r} is not one of the {len(number)} classes that were "
+                    "found when the run was planned."
                 )
         return np.fromiter((number[text] for text in texts), np.int64, len(texts))
     values = _numbers(column, where, name)
@@ -130,16 +131,14 @@ def read_targets(
     if len(wrong):
         raise DataError(
             f"{where.at(int(wrong[0]))}: the label is {values[wrong[0]]}, but the {classes} classes are numbered from "
-            f"0 to {classes - 1}. For numbers to be fitted, give classes=0."
+            f"0 to {classes - 1}. For regression, set classes=0."
         )
     return values.astype(np.int64)
 
 
 def _known(name: str, names: Sequence[str], what: str) -> str:
     if name not in names:
-        close = nearest(name, names)
-        hint = f" Did you mean {close[0]!r}?" if close else ""
-        raise DataError(f"{what} has no column {name!r}.{hint} Its columns are: {', '.join(names)}.")
+        raise DataError(f"{what} has no column {name!r}. {did_you_mean(name, names)}", column=name, known=list(names))
     return name
 
 
@@ -154,7 +153,7 @@ def _kind(data_type: Any) -> Kind | None:
     if types.is_binary(data_type) or types.is_large_binary(data_type) or types.is_fixed_size_binary(data_type):
         return "pixels"
     if types.is_struct(data_type) and data_type.get_field_index("bytes") >= 0:
-        return "pictures"
+        return "images"
     return None
 
 
@@ -175,16 +174,16 @@ def _numbers(column: Any, where: Where, name: str) -> np.ndarray:
 
 
 def _no_number(column: Any, where: Where, name: str) -> DataError:
-    """Where in a column of something else the first value stands that is no number."""
+    """The error for the first value in a non-numeric column that is not a number."""
     for row, value in enumerate(column.to_pylist()):
         try:
             float(value)
         except (TypeError, ValueError):
             return DataError(
                 f"{where.at(row)}: the column {name!r} has {str(value)[:40]!r}, which is not a number. "
-                "Correct it, or say which columns are inputs: features=[...]."
+                "Correct it, or choose the input columns with features=[...]."
             )
-    return DataError(f"{where.what}: the column {name!r} is of type {column.type}, but numbers are needed.")
+    return DataError(f"{where.what}: the column {name!r} is of type {column.type}, but must be numeric.")
 
 
 def _lists(column: Any, shape: tuple[int, ...], where: Where, name: str) -> np.ndarray:
@@ -203,12 +202,12 @@ def _lists(column: Any, shape: tuple[int, ...], where: Where, name: str) -> np.n
     wrong = np.flatnonzero(lengths != width)
     if len(wrong):
         raise DataError(
-            f"{where.at(int(wrong[0]))}: the list in column {name!r} has {lengths[wrong[0]]} numbers, but {width} are "
-            "needed. All rows must have the same number."
+            f"{where.at(int(wrong[0]))}: the list in column {name!r} has {lengths[wrong[0]]} numbers instead of "
+            f"{width}. All rows must have the same length."
         )
     if inner.null_count:
         row = int(inner.is_null().index(True).as_py()) // max(width, 1)
-        raise DataError(f"{where.at(row)}: the list in column {name!r} has an empty place.")
+        raise DataError(f"{where.at(row)}: the list in column {name!r} contains a null.")
     values = _numbers(inner, where, name)
     dtype = np.uint8 if values.dtype == np.uint8 else np.float32
     return values.astype(dtype, copy=False).reshape(rows, *shape)
@@ -220,8 +219,6 @@ def _pixels(data: Sequence[bytes], shape: tuple[int, ...], where: Where, name: s
     width = int(np.prod(shape))
     for row, value in enumerate(data):
         if len(value) != width:
-            hint = " It is a picture file, but the first row is not." if is_picture(value) else ""
-            raise DataError(
-                f"{where.at(row)}: the column {name!r} has {len(value)} bytes, but {width} are needed.{hint}"
-            )
+            hint = " It is an image file, but the first row is not." if is_image(value) else ""
+            raise DataError(f"{where.at(row)}: the column {name!r} has {len(value)} bytes instead of {width}.{hint}")
     return np.frombuffer(bytearray(b"".join(data)), np.uint8).reshape(-1, *shape)

@@ -12,15 +12,13 @@ import struct
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-__all__ = ["Datum", "read_datum", "write_datum"]
-
 _VARINT, _FIXED64, _BYTES, _FIXED32 = 0, 1, 2, 5
 _FIELDS = {1: "channels", 2: "height", 3: "width", 5: "label", 7: "encoded"}
 
 
 @dataclass(frozen=True, kw_only=True)
 class Datum:
-    """One sample. It has `data`, the bytes of its pixels or of a picture file, or `floats`."""
+    """One sample. It has `data`, the bytes of its pixels or of an image file, or `floats`."""
 
     channels: int = 0
     height: int = 0
@@ -43,7 +41,7 @@ def read_datum(message: bytes) -> Datum:
         elif field == 6 and kind in (_BYTES, _FIXED32) and isinstance(value, bytes):
             floats += value  # packed, or one at a time
     if len(floats) % 4:
-        raise ValueError("its float_data is cut off")
+        raise ValueError("its float_data is truncated")
     label = numbers.pop("label", 0)
     return Datum(
         label=label - (1 << 64) if label >> 63 else label,
@@ -84,9 +82,9 @@ def _fields(message: bytes) -> Iterator[tuple[int, int, int | bytes]]:
         elif kind in (_FIXED32, _FIXED64):
             length = 4 if kind == _FIXED32 else 8
         else:
-            raise ValueError(f"byte {at} is no beginning of a field")
+            raise ValueError(f"byte {at} does not start a field")
         if at + length > len(message):
-            raise ValueError(f"it ends after {len(message)} bytes, but a field goes on to byte {at + length}")
+            raise ValueError(f"it ends after {len(message)} bytes, but a field extends to byte {at + length}")
         yield tag >> 3, kind, message[at : at + length]
         at += length
 

@@ -1,7 +1,7 @@
-"""From a path or URL to a survey of what is there.
+"""Scanning a path or URL: which files are there, and in which format.
 
-Here: which format the files have, and which of them are for training and which for testing. Not here: the formats (one
-file each), or the samples (`source.py`): the driver, which asks for the survey, is spared torch.
+Here: detecting the format, and splitting the files into training and test data. Not here: the formats (one file each),
+and reading samples (`source.py`): the driver scans without importing torch.
 """
 
 from __future__ import annotations
@@ -17,9 +17,7 @@ from syncline.data.files.store import SUFFIXES, Store
 from syncline.errors import DataError
 
 if TYPE_CHECKING:
-    from syncline.data.files.survey import Survey
-
-__all__ = ["format_named", "split", "survey"]
+    from syncline.data.files.manifest import Manifest
 
 _FORMATS = {
     "parquet": ("syncline.data.files.parquet", "Parquet"),
@@ -30,11 +28,11 @@ _FORMATS = {
 }
 
 _TEST_WORDS = ("test", "validation", "valid", "val", "eval")
-"""What a folder or file of test data is called; the first of these that there is."""
+"""Names of test folders or files; the first one found is used."""
 
 
-def survey(location: str, options: FileOptions) -> Survey:
-    """What is at this location; DataError says what is wrong with it."""
+def scan(location: str, options: FileOptions) -> Manifest:
+    """The manifest of the data at this location; DataError if it cannot be used."""
     store = Store(location, options.storage)
     name, files = _of_one_format(store, options.format)
     train, test_store = files, store
@@ -45,7 +43,7 @@ def survey(location: str, options: FileOptions) -> Survey:
     elif len(files) > 1:
         train, test = split(files, [store.relative(path) for path in files])
     found = Found(store, tuple(train), test_store, tuple(test))
-    return format_named(name).survey(found, options)
+    return format_named(name).scan(found, options)
 
 
 def format_named(name: str) -> Format:
@@ -55,9 +53,9 @@ def format_named(name: str) -> Format:
 
 
 def split(files: Sequence[str], relative: Sequence[str]) -> tuple[list[str], list[str]]:
-    """The files for training and for testing, by what they or their topmost folders are called.
+    """The training and the test files, by the names of the files or of their topmost folders.
 
-    `relative` are the same files, seen from the location. If not every one says what it is for, all are for training.
+    `relative` are the same files, relative to the location. If a name matches neither, all files are for training.
     """
     words = [set(re.split(r"[^a-z]+", path.lower().split("/")[0])) for path in relative]
     train = [path for path, of_path in zip(files, words, strict=True) if "train" in of_path or "training" in of_path]
@@ -81,17 +79,19 @@ def _of_one_format(store: Store, wanted: str | None) -> tuple[str, list[str]]:
     if wanted is not None:
         chosen = by_format[wanted] or (files if len(files) == 1 else [])
         if not chosen:
-            raise DataError(f"{store.location} has no files that are called as those of the format {wanted} are.")
+            raise DataError(f"{store.location} has no {wanted} files: no name ends in {' or '.join(SUFFIXES[wanted])}.")
         return wanted, chosen
     if len(present) > 1:
         counts = ", ".join(f"{len(by_format[name])} of {name}" for name in present)
         raise DataError(
-            f"{store.location} has files of several formats: {counts}. Say which to use: format={present[0]!r}."
+            f"{store.location} has files of several formats: {counts}. Choose one with format={present[0]!r}."
         )
     if not present:
-        what = f"{len(files)} files, none of which is" if len(files) != 1 else "a file that is not"
         if not files:
-            raise DataError(f"{store.location} is an empty folder: there is nothing to train on.")
+            raise DataError(f"{store.location} is an empty folder.")
         known = "; ".join(f"{name} ({', '.join(suffixes)})" for name, suffixes in SUFFIXES.items())
-        raise DataError(f"{store.location} has {what} called as data is. Read are {known}; or say format=...")
+        raise DataError(
+            f"{store.location} has {len(files)} files, but none with a known suffix. Known are {known}. "
+            "Or set format=..."
+        )
     return present[0], by_format[present[0]]

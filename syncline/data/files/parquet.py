@@ -1,4 +1,4 @@
-"""Parquet: a file is row groups, each of which is read by itself.
+"""Parquet: a file is a list of row groups, each read separately.
 
 Here: opening a file and reading a row group. Not here: what tables have in common (`table.py`).
 """
@@ -16,8 +16,6 @@ from syncline.data.files.store import Store
 from syncline.data.files.table import TableFormat
 from syncline.errors import DataError
 
-__all__ = ["Parquet"]
-
 
 class Parquet(TableFormat):
     """Row groups; the footer of a file says how many rows each has."""
@@ -25,7 +23,6 @@ class Parquet(TableFormat):
     name = "parquet"
 
     def open(self, store: Store, path: str) -> _ParquetFile:
-        """Read the footer."""
         return _ParquetFile(store, path)
 
 
@@ -48,10 +45,10 @@ class _ParquetFile:
         try:
             table = self._file.read_row_group(group, columns=list(columns), use_threads=False)
         except Exception as error:
-            raise DataError(f"{self._shown}, row group {group} is damaged: {_first_line(error)}.") from error
+            raise DataError(f"{self._shown}, row group {group} is corrupt: {_first_line(error)}.") from error
         if len(table) != self.group_rows[group]:
             raise DataError(
-                f"{self._shown}, row group {group} is damaged: it has {len(table)} rows instead of "
+                f"{self._shown}, row group {group} is corrupt: it has {len(table)} rows instead of "
                 f"{self.group_rows[group]}."
             )
         return table
@@ -73,14 +70,13 @@ class _ParquetFile:
         return Where(f"{self._shown}, row group {group}")
 
     def close(self) -> None:
-        """Close the file."""
         self._file.close(force=True)
 
 
 def _not_parquet(shown: str, size: int, error: Exception) -> DataError:
     if size == 0:
-        return DataError(f"{shown} is empty: 0 bytes instead of a parquet file.")
-    return DataError(f"{shown} is not a sound parquet file ({size} bytes): {_first_line(error)}.")
+        return DataError(f"{shown} is empty: 0 bytes instead of a Parquet file.")
+    return DataError(f"{shown} is not a valid Parquet file ({size} bytes): {_first_line(error)}.")
 
 
 def _first_line(error: Exception) -> str:

@@ -1,7 +1,7 @@
-"""Where files are: a local path or a URL, the same to all readers.
+"""File access: local paths and URLs behind one interface.
 
-Here: `Store`, a thin layer over fsspec that turns its many ways to fail into one, and `is_location`, which tells a path
-from a name. Not here: what is in the files.
+Here: `Store`, a thin layer over fsspec that raises one error type, and `is_location`, which distinguishes a path from
+a name. Not here: the contents of the files.
 """
 
 from __future__ import annotations
@@ -14,8 +14,6 @@ from typing import IO, Any
 
 from syncline.errors import DataError
 
-__all__ = ["Store", "absolute", "is_location"]
-
 SUFFIXES = {
     "parquet": (".parquet", ".pq"),
     "arrow": (".arrow", ".feather", ".ipc"),
@@ -23,14 +21,14 @@ SUFFIXES = {
     "lmdb": (".mdb", ".lmdb"),
     "images": (".png", ".jpg", ".jpeg", ".bmp", ".gif", ".webp", ".ppm", ".pgm"),
 }
-"""How files of each format are called."""
+"""The suffixes of each format."""
 
 _EXTRAS = {"s3": "s3", "s3a": "s3"}
 _PACKAGES = {"gs": "gcsfs", "gcs": "gcsfs", "abfs": "adlfs", "az": "adlfs", "hf": "huggingface_hub", "http": "aiohttp"}
 
 
 def is_location(text: str) -> bool:
-    """Whether this is a path or URL, and not the name of a data set."""
+    """Whether this is a path or URL, and not the name of a dataset."""
     if "/" in text or os.sep in text or text.startswith("."):
         return True
     tabular = [suffix for name, suffixes in SUFFIXES.items() if name != "images" for suffix in suffixes]
@@ -38,7 +36,7 @@ def is_location(text: str) -> bool:
 
 
 def absolute(location: str) -> str:
-    """The same place for a process that runs in another folder."""
+    """The location as an absolute path or URL, since workers may have another working directory."""
     return location if "://" in location else os.path.abspath(os.path.expanduser(location))
 
 
@@ -51,7 +49,7 @@ class Store:
 
     @property
     def is_remote(self) -> bool:
-        """Whether reading takes a network."""
+        """Whether the location is on the network."""
         return "://" in self.location and not self.location.startswith("file://")
 
     @cached_property
@@ -63,13 +61,13 @@ class Store:
         except ImportError as error:
             scheme = self.location.partition("://")[0]
             package = f"'syncline[{_EXTRAS[scheme]}]'" if scheme in _EXTRAS else _PACKAGES.get(scheme, "")
-            cure = f"Install it: pip install {package}" if package else str(error)
-            raise DataError(f"Reading {self.location} needs a package that is not installed. {cure}") from error
+            fix = f"Install it: pip install {package}" if package else str(error)
+            raise DataError(f"Reading {self.location} needs a package that is not installed. {fix}") from error
         except ValueError as error:
             raise DataError(f"{self.location} cannot be read: {error}.") from error
 
     def files(self) -> list[str]:
-        """Every file here, sorted; [the file] if it is one. DataError if there is nothing."""
+        """All files, sorted; the file itself if the location is one. DataError if nothing is there."""
         file_system, root = self._opened
         try:
             if file_system.isfile(root):
@@ -83,29 +81,29 @@ class Store:
         return [path for path in found if not re.search(r"/[._][^/]*", path[len(root) :])]
 
     def relative(self, path: str) -> str:
-        """A path of `files`, seen from the location."""
+        """A path of `files`, relative to the location."""
         return path[len(self._opened[1]) :].lstrip("/")
 
     def shown(self, path: str) -> str:
-        """A path of `files` as the user would write it."""
+        """A path of `files`, as a user would write it."""
         return path if not self.is_remote else f"{self.location.partition('://')[0]}://{path}"
 
     def open(self, path: str) -> IO[bytes]:
-        """One of `files`, to be read."""
+        """Open one of `files` for reading."""
         try:
             return self._opened[0].open(path, "rb")  # type: ignore[no-any-return]  # untyped
         except Exception as error:
             raise self.failed(self.shown(path), error) from error
 
     def size(self, path: str) -> int:
-        """How many bytes one of `files` has."""
+        """The size of one of `files` in bytes."""
         try:
             return int(self._opened[0].size(path))
         except Exception as error:
             raise self.failed(self.shown(path), error) from error
 
     def failed(self, shown: str, error: Exception) -> DataError:
-        """The one error for whatever a store may raise."""
+        """A DataError for whatever a store raised."""
         if isinstance(error, DataError):
             return error
         if isinstance(error, FileNotFoundError):
@@ -114,4 +112,4 @@ class Store:
         return DataError(f"{shown} cannot be read: {said}{self._remote_hint()}.")
 
     def _remote_hint(self) -> str:
-        return ", and what gives access to the store (for S3: AWS_* in the environment)" if self.is_remote else ""
+        return ", and the credentials (for S3: AWS_* in the environment)" if self.is_remote else ""

@@ -1,7 +1,7 @@
 """Formats that are tables: what parquet, Arrow and CSV have in common.
 
-Here: `TableFormat`, from the metadata of files to a `Survey`, and the reader of their groups. Not here: how one file is
-opened and a group read (`parquet.py`, `arrow.py`, `csv.py`), or what is in a column (`columns.py`).
+Here: `TableFormat`, which makes a `Manifest` from the metadata of files, and the reader of their row groups. Not here:
+opening a file and reading one group (`parquet.py`, `arrow.py`, `csv.py`), and decoding a column (`columns.py`).
 """
 
 from __future__ import annotations
@@ -17,24 +17,22 @@ from typing import TYPE_CHECKING, Any, Protocol
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from syncline.data.files.columns import Columns, Where, choose, read_inputs, read_targets, values_of
-from syncline.data.files.format import Found, held_back, refuse_empty
+from syncline.data.files.columns import TableColumns, Where, choose, read_inputs, read_targets, values_of
+from syncline.data.files.format import Found, refuse_empty
+from syncline.data.files.image_codec import is_image, shape_of
+from syncline.data.files.manifest import FileFacts, Kind, Manifest
 from syncline.data.files.options import FileOptions
-from syncline.data.files.pictures import is_picture, shape_of
 from syncline.data.files.store import Store
-from syncline.data.files.survey import FileFacts, Kind, Survey
 from syncline.errors import DataError
 
 if TYPE_CHECKING:
     import numpy as np
 
-__all__ = ["CLASS_NAMES", "SHAPE", "TableFile", "TableFormat"]
-
 SHAPE, CLASS_NAMES = b"syncline.shape", b"syncline.classes"
 """What `syncline data convert` notes in the schema: the shape of one input, and what the classes are called."""
 
 _THREADS = 8
-"""How many files are asked for their metadata at once; remote stores take their time."""
+"""How many files to open at once for their metadata; remote stores are slow."""
 
 _MOST_OPEN = 64
 _MOST_CLASSES = 100_000
@@ -56,8 +54,7 @@ class TableFile(Protocol):
     def where(self, group: int) -> Where:
         """What an error says of a place in a group."""
 
-    def close(self) -> None:
-        """Hold nothing any more."""
+    def close(self) -> None: ...
 
 
 class TableFormat:
@@ -71,14 +68,13 @@ class TableFormat:
         """One file; DataError if it is none of this format."""
         raise NotImplementedError
 
-    def survey(self, found: Found, options: FileOptions) -> Survey:
+    def scan(self, found: Found, options: FileOptions) -> Manifest:
         """From the metadata of every file, the first rows of one, and labels only as far as needed."""
         with contextlib.ExitStack() as stack:
             train = self._open_all(found.store, found.train, stack)
             test = self._open_all(found.test_store, found.test, stack)
             files = [*zip(found.train, train, strict=True), *zip(found.test, test, strict=True)]
-            rows = sum(sum(file.group_rows) for file in train)
-            refuse_empty(rows, found.store.location)
+            refuse_empty(sum(sum(file.group_rows) for file in train), found.store.location)
             first_path, first = files[0]
             columns = choose(first.schema, options, found.store.shown(first_path), guessed_types=self.guesses_types)
             if self.guesses_types:
@@ -90,14 +86,11 @@ class TableFormat:
             of_train, of_test = tuple(facts[: len(train)]), tuple(facts[len(train) :])
             kind, shape, is_bytes = _inputs(train, columns, options)
             classes, class_names = _classes([*train, *test], columns.label, options)
-        return Survey(
-            location=found.store.location,
-            test_location=found.test_location,
+        return found.manifest(
+            options,
+            of_train,
+            of_test,
             format=self.name,
-            options=options,
-            train=of_train,
-            test=of_test,
-            held_back=held_back(options, rows, of_test, found.store.location),
             kind=kind,
             features=columns.features,
             label=columns.label,
@@ -105,15 +98,14 @@ class TableFormat:
             classes=classes,
             class_names=class_names,
             is_bytes=is_bytes,
-            size=found.size,
         )
 
-    def reader(self, survey: Survey, store: Store) -> _TableReader:
+    def reader(self, manifest: Manifest, store: Store) -> _TableReader:
         """Reads groups of rows from the files of one store."""
-        return _TableReader(self, survey, store)
+        return _TableReader(self, manifest, store)
 
     def _open_all(self, store: Store, paths: Sequence[str], stack: contextlib.ExitStack) -> list[TableFile]:
-        with ThreadPoolExecutor(_THREADS, thread_name_prefix="data-survey") as pool:
+        with ThreadPoolExecutor(_THREADS, thread_name_prefix="data-manifest") as pool:
             files = list(pool.map(lambda path: self.open(store, path), paths))
         for file in files:
             stack.callback(file.close)
@@ -123,22 +115,21 @@ class TableFormat:
 class _TableReader:
     reads_whole_groups = True
 
-    def __init__(self, table_format: TableFormat, survey: Survey, store: Store) -> None:
-        self._format, self._survey, self._store = table_format, survey, store
-        self._columns = Columns(survey.features, survey.label, survey.kind)
+    def __init__(self, table_format: TableFormat, manifest: Manifest, store: Store) -> None:
+        self._format, self._manifest, self._store = table_format, manifest, store
+        self._columns = TableColumns(manifest.features, manifest.label, manifest.kind)
         self._open: OrderedDict[str, TableFile] = OrderedDict()
 
     def read(self, facts: FileFacts, group: int, rows: np.ndarray | None) -> tuple[np.ndarray, ...]:
-        """Arrays of one group."""
         file = self._file(facts)
-        survey, where = self._survey, file.where(group)
-        label = [survey.label] if survey.label is not None else []
-        table = file.read(group, [*survey.features, *label])
-        resize = survey.options.size is not None
-        parts = [read_inputs(table, self._columns, survey.input_shape, where, resize=resize)]
-        parts[0] = parts[0].reshape(-1, *survey.input_shape)
+        manifest, where = self._manifest, file.where(group)
+        label = [manifest.label] if manifest.label is not None else []
+        table = file.read(group, [*manifest.features, *label])
+        resize = manifest.options.size is not None
+        parts = [read_inputs(table, self._columns, manifest.input_shape, where, resize=resize)]
+        parts[0] = parts[0].reshape(-1, *manifest.input_shape)
         for name in label:
-            parts.append(read_targets(table[name], name, survey.classes, survey.class_names, where))
+            parts.append(read_targets(table[name], name, manifest.classes, manifest.class_names, where))
         return tuple(parts if rows is None else (part[rows] for part in parts))
 
     def _file(self, facts: FileFacts) -> TableFile:
@@ -149,7 +140,7 @@ class _TableReader:
                 raise DataError(
                     f"{self._store.shown(facts.path)} has changed: it has {sum(file.group_rows)} rows in "
                     f"{len(file.group_rows)} groups, but had {facts.rows} in {len(facts.group_rows)} when the run was "
-                    "planned. The order of a run holds only as long as its files stay as they are."
+                    "planned. Do not change the files during a run, or start a new run."
                 )
             self._open[facts.path] = file
             if len(self._open) > _MOST_OPEN:
@@ -158,7 +149,7 @@ class _TableReader:
         return self._open[facts.path]
 
 
-def _check_alike(schema: pa.Schema, first: pa.Schema, columns: Columns, path: str, first_path: str) -> None:
+def _check_alike(schema: pa.Schema, first: pa.Schema, columns: TableColumns, path: str, first_path: str) -> None:
     for name in (*columns.features, *([columns.label] if columns.label else [])):
         if name not in schema.names:
             raise DataError(
@@ -171,8 +162,10 @@ def _check_alike(schema: pa.Schema, first: pa.Schema, columns: Columns, path: st
             )
 
 
-def _inputs(files: Iterable[TableFile], columns: Columns, options: FileOptions) -> tuple[Kind, tuple[int, ...], bool]:
-    """How inputs are kept, the shape of one, and whether they are bytes."""
+def _inputs(
+    files: Iterable[TableFile], columns: TableColumns, options: FileOptions
+) -> tuple[Kind, tuple[int, ...], bool]:
+    """How inputs are stored, the shape of one, and whether they are bytes."""
     if columns.kind == "numbers":
         return "numbers", _shaped((len(columns.features),), options), False
     name = columns.features[0]
@@ -186,9 +179,9 @@ def _inputs(files: Iterable[TableFile], columns: Columns, options: FileOptions) 
             inner = inner.value_type
         noted = (file.schema.metadata or {}).get(SHAPE)
         return "list", _shaped(shape, options, tuple(json.loads(noted)) if noted else None), inner == pa.uint8()
-    data = value.as_py()["bytes"] if columns.kind == "pictures" else value.as_py()
-    if columns.kind == "pictures" or is_picture(data):
-        return "pictures", shape_of(data or b"", options.channels, options.side, where.at(0)), True
+    data = value.as_py()["bytes"] if columns.kind == "images" else value.as_py()
+    if columns.kind == "images" or is_image(data):
+        return "images", shape_of(data or b"", options.channels, options.side, where.at(0)), True
     return "pixels", _shaped((len(data),), options), True
 
 
@@ -201,7 +194,7 @@ def _list_shape(value: Any) -> tuple[int, ...]:
 
 
 def _shaped(shape: tuple[int, ...], options: FileOptions, written: tuple[int, ...] | None = None) -> tuple[int, ...]:
-    """The shape that the user says, or who wrote the file, or that of the row."""
+    """The shape set by the user, else that noted in the file, else that of the row."""
     if options.shape is None:
         return shape if written is None else written
     if math.prod(options.shape) != math.prod(shape):
@@ -215,7 +208,7 @@ def _shaped(shape: tuple[int, ...], options: FileOptions, written: tuple[int, ..
 def _classes(
     files: Sequence[TableFile], label: str | None, options: FileOptions
 ) -> tuple[int | None, tuple[str, ...] | None]:
-    """How many classes there are, and their names if the labels are texts."""
+    """The number of classes, and their names if the labels are strings."""
     if label is None or options.classes == 0:
         return None, None
     data_type = files[0].schema.field(label).type
@@ -239,14 +232,14 @@ def _classes(
     least, most = min(int(b[0]) for b in bounds if b), max(int(b[1]) for b in bounds if b)
     if least < 0 or most >= _MOST_CLASSES:
         raise DataError(
-            f"The labels in column {label!r} go from {least} to {most}, which are no numbers of classes (0, 1, 2 and "
-            "so on). For numbers to be fitted, give classes=0."
+            f"The labels in column {label!r} go from {least} to {most}, but class indices must start at 0 and stay "
+            f"below {_MOST_CLASSES:,}. For regression, set classes=0."
         )
     return most + 1, None
 
 
 def _noted_names(schema: pa.Schema, label: str) -> tuple[str, ...] | None:
-    """What the classes are called, as whoever wrote the file noted it: we, or Hugging Face's datasets."""
+    """Class names from the file's metadata, as Syncline or Hugging Face datasets write them."""
     notes = schema.metadata or {}
     try:
         if CLASS_NAMES in notes:

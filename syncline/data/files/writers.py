@@ -1,7 +1,7 @@
 """Writing samples in each format, a batch at a time.
 
-Here: one small class for each format. Each writes one split of a data set into a folder that is read again as it is.
-Not here: where the samples come from (`convert.py`).
+Here: one small class per format. Each writes one split of a dataset into a folder that Syncline can read again. Not
+here: where the samples come from (`convert.py`).
 """
 
 from __future__ import annotations
@@ -17,29 +17,26 @@ import pyarrow.csv
 import pyarrow.parquet as pq
 
 from syncline.data.files.datum import Datum, write_datum
-from syncline.data.files.pictures import encode
+from syncline.data.files.image_codec import encode
 from syncline.data.files.table import CLASS_NAMES, SHAPE
 from syncline.data.named import DataInfo, Split
 from syncline.errors import DataError
 
-__all__ = ["WRITERS", "Writer"]
-
 _LMDB_ROOM = 1 << 40
-"""How far an LMDB may grow; address space, not disk."""
+"""The maximum size of an LMDB: address space, not disk."""
 
 
 class Writer(Protocol):
     """Writes the samples of one split."""
 
     def write(self, inputs: np.ndarray, targets: np.ndarray) -> None:
-        """A batch: uint8 or float32 inputs, and int64 numbers of classes or float32."""
+        """A batch: uint8 or float32 inputs, and int64 class indices or float32 targets."""
 
-    def close(self) -> None:
-        """All is written."""
+    def close(self) -> None: ...
 
 
 class _Columns:
-    """Batches as record batches of Arrow, with what cannot be seen from the columns noted in the schema."""
+    """Batches as Arrow record batches, with shape and class names in the schema's metadata."""
 
     def __init__(self, info: DataInfo) -> None:
         self._notes = {SHAPE: json.dumps(info.input_shape)}
@@ -47,7 +44,7 @@ class _Columns:
             self._notes[CLASS_NAMES] = json.dumps(info.class_names)
 
     def __call__(self, inputs: np.ndarray, targets: np.ndarray) -> pa.RecordBatch:
-        if _is_picture(inputs):
+        if _is_image(inputs):
             name, column = "image", pa.array([{"bytes": encode(pixels), "path": None} for pixels in inputs])
         else:
             flat = pa.array(np.ascontiguousarray(inputs).reshape(-1))
@@ -57,7 +54,7 @@ class _Columns:
 
 
 class _TableWriter:
-    """Parquet or Arrow: a group of rows for each batch."""
+    """Parquet or Arrow: one row group per batch."""
 
     def __init__(self, path: Path, info: DataInfo, make: Callable[[Path, pa.Schema], Any]) -> None:
         self._path, self._make = path, make
@@ -65,27 +62,24 @@ class _TableWriter:
         self._writer: Any = None
 
     def write(self, inputs: np.ndarray, targets: np.ndarray) -> None:
-        """Append a group."""
         batch = self._columns(inputs, targets)
         if self._writer is None:
             self._writer = self._make(self._path, batch.schema)
         self._writer.write_table(pa.Table.from_batches([batch]))
 
     def close(self) -> None:
-        """Write the footer."""
         if self._writer is not None:
             self._writer.close()
 
 
 class _CsvWriter:
-    """A column for each value; classes by their names."""
+    """One column per value; classes by name."""
 
     def __init__(self, path: Path, info: DataInfo) -> None:
         self._path, self._names = path, info.class_names
         self._writer: Any = None
 
     def write(self, inputs: np.ndarray, targets: np.ndarray) -> None:
-        """Append lines."""
         flat = inputs.reshape(len(inputs), -1)
         labels = targets.reshape(-1).tolist()
         names = self._names
@@ -96,13 +90,12 @@ class _CsvWriter:
         self._writer.write_table(table)
 
     def close(self) -> None:
-        """Close the file."""
         if self._writer is not None:
             self._writer.close()
 
 
 class _LmdbWriter:
-    """Caffe's Datum under keys that count."""
+    """Caffe's Datum under numbered keys."""
 
     def __init__(self, path: Path) -> None:
         try:
@@ -113,7 +106,6 @@ class _LmdbWriter:
         self._count = 0
 
     def write(self, inputs: np.ndarray, targets: np.ndarray) -> None:
-        """One transaction a batch."""
         shape = inputs.shape[1:] if inputs.ndim == 4 else (int(np.prod(inputs.shape[1:])), 1, 1)
         channels, height, width = shape
         with self._environment.begin(write=True) as transaction:
@@ -131,18 +123,17 @@ class _LmdbWriter:
                 self._count += 1
 
     def close(self) -> None:
-        """Close the database."""
         self._environment.close()
 
 
 class _ImageWriter:
-    """A PNG for each sample in the folder of its class."""
+    """One PNG per sample, in the folder of its class."""
 
     def __init__(self, path: Path, info: DataInfo) -> None:
         assert info.classes is not None
         width = len(str(info.classes - 1))
         names = info.class_names or [f"{i:0{width}}" for i in range(info.classes)]
-        if list(names) != sorted(names):  # the folders sorted by name must have the numbers of the classes
+        if list(names) != sorted(names):  # sorted folders must be in the order of the class indices
             names = [f"{i:0{width}}-{name}" for i, name in enumerate(names)]
         self._folders = [path / name.replace("/", "-") for name in names]
         for folder in self._folders:
@@ -150,50 +141,38 @@ class _ImageWriter:
         self._count = 0
 
     def write(self, inputs: np.ndarray, targets: np.ndarray) -> None:
-        """One file for each."""
         for pixels, target in zip(inputs, targets.tolist(), strict=True):
             (self._folders[target] / f"{self._count:08}.png").write_bytes(encode(pixels))
             self._count += 1
 
-    def close(self) -> None:
-        """Nothing is open."""
+    def close(self) -> None: ...
 
 
-def _is_picture(inputs: np.ndarray) -> bool:
+def _is_image(inputs: np.ndarray) -> bool:
     return inputs.dtype == np.uint8 and inputs.ndim == 4 and inputs.shape[1] in (1, 3)
-
-
-def _parquet(folder: Path, split: Split, info: DataInfo) -> Writer:
-    return _TableWriter(folder / f"{split}.parquet", info, pq.ParquetWriter)
-
-
-def _arrow(folder: Path, split: Split, info: DataInfo) -> Writer:
-    return _TableWriter(folder / f"{split}.arrow", info, pa.ipc.new_file)
-
-
-def _csv(folder: Path, split: Split, info: DataInfo) -> Writer:
-    return _CsvWriter(folder / f"{split}.csv", info)
 
 
 def _lmdb(folder: Path, split: Split, info: DataInfo) -> Writer:
     if info.classes is None:
-        raise DataError("LMDB with Caffe's records has classes as labels, but this data has numbers to be fitted.")
+        raise DataError(
+            "A Caffe Datum holds a class index, but this data has regression targets. Choose another format."
+        )
     return _LmdbWriter(folder / split)
 
 
 def _images(folder: Path, split: Split, info: DataInfo) -> Writer:
     if info.classes is None or info.scale is None or len(info.input_shape) != 3 or info.input_shape[0] not in (1, 3):
         raise DataError(
-            f"Pictures in folders are bytes of (1 or 3, height, width) with classes, but this data has inputs of shape "
-            f"{info.input_shape}{'' if info.scale else ' that are not bytes'}. Choose another format."
+            f"Image folders need uint8 images (1 or 3, height, width) with classes, but this data has inputs of shape "
+            f"{info.input_shape}{'' if info.scale else ' of floats'}. Choose another format."
         )
     return _ImageWriter(folder / split, info)
 
 
 WRITERS: dict[str, Callable[[Path, Split, DataInfo], Writer]] = {
-    "parquet": _parquet,
-    "arrow": _arrow,
-    "csv": _csv,
+    "parquet": lambda folder, split, info: _TableWriter(folder / f"{split}.parquet", info, pq.ParquetWriter),
+    "arrow": lambda folder, split, info: _TableWriter(folder / f"{split}.arrow", info, pa.ipc.new_file),
+    "csv": lambda folder, split, info: _CsvWriter(folder / f"{split}.csv", info),
     "lmdb": _lmdb,
     "images": _images,
 }

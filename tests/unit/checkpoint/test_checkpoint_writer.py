@@ -1,4 +1,4 @@
-"""Saving in the background: training goes on, the copy does not change, and no failure is lost."""
+"""Saving in the background: training continues, the copy does not change, and every failure is reported."""
 
 from __future__ import annotations
 
@@ -86,7 +86,7 @@ def test_the_state_is_as_it_was_when_it_was_handed_over(tmp_path, writer_in, mon
     weight = torch.zeros(10)
     writer.save_if_idle(1, {"weight": weight, "nested": [{"same": weight}]})
     assert disk.begun.wait(LIMIT_S)
-    weight.fill_(7.0)  # training goes on
+    weight.fill_(7.0)  # training continues
     disk.release.set()
     writer.close()
     state = load(checkpoints_in(tmp_path)[0])

@@ -30,35 +30,35 @@ def test_list_names_data_sets_formats_and_transforms():
     assert "For --augment: crop," in out
 
 
-def test_info_of_a_path_tells_samples_shapes_classes_place_and_first_rows(table: Path):
-    assert ran("info", str(table)).splitlines() == [
-        str(table),
-        f"  where     {table} (csv), 0.0 MB",
-        "  samples   3 to train on, 0 to test on",
-        "  inputs    2 numbers",
-        "  classes   2: elm, oak",
-        "  files     1, with 1 groups; shuffling mixes all samples",
-        "  row 0     1 2 -> 1",
-        "  row 1     3 4 -> 0",
-        "  row 2     5 6 -> 1",
-    ]
+def test_info_of_a_path_shows_samples_shapes_classes_location_and_first_rows(table: Path):
+    title, *lines = ran("info", str(table)).splitlines()
+    assert title == str(table)
+    shown = dict(line.strip().split("  ", 1) for line in lines)
+    facts = {
+        "where": [str(table), "csv"], "samples": ["3 for training", "0 for testing"], "inputs": ["2 numbers"],
+        "classes": ["2: elm, oak"], "files": ["1"], "row 0": ["1 2 -> 1"], "row 1": ["3 4 -> 0"], "row 2": ["5 6 -> 1"],
+    }  # fmt: skip
+    assert shown.keys() == facts.keys()
+    assert not [(name, fact) for name, wanted in facts.items() for fact in wanted if fact not in shown[name]]
 
 
-def test_info_and_get_of_a_name_tell_where_it_is():
-    assert "1,437 to train on, 360 to test on" in ran("info", "digits")
-    assert "iris is at " in ran("get", "iris")
+def test_info_and_get_accept_a_name():
+    out = ran("info", "digits")
+    assert "1,437" in out
+    assert "360" in out
+    assert "iris" in ran("get", "iris")
 
 
-def test_convert_says_how_to_train_on_it(table: Path, tmp_path: Path):
+def test_convert_shows_how_to_train_on_the_result(table: Path, tmp_path: Path):
     out = ran("convert", f"{table}(test_share=0.34)", str(tmp_path / "out"), "--to", "arrow")
-    assert out == f"{tmp_path}/out is there; train on it with: --data {tmp_path}/out\n"
+    assert f"--data {tmp_path}/out" in out
     assert sorted(p.name for p in (tmp_path / "out").iterdir()) == ["test.arrow", "train.arrow"]
 
 
-def test_mistakes_are_told_with_the_nearest_name(table: Path, tmp_path: Path):
-    with pytest.raises(UnknownName, match=r"no data set 'irus'\. Did you mean 'iris'"):
+def test_unknown_names_suggest_the_nearest(table: Path, tmp_path: Path):
+    with pytest.raises(UnknownName, match=r"'irus'.*'iris'"):
         ran("info", "irus")
-    with pytest.raises(UnknownName, match=r"no format 'parket'\. Did you mean 'parquet'"):
+    with pytest.raises(UnknownName, match=r"'parket'.*'parquet'"):
         ran("convert", str(table), str(tmp_path / "out"), "--to", "parket")
-    with pytest.raises(ConfigError, match="no option 'lable'"):
+    with pytest.raises(ConfigError, match="'lable'"):
         ran("info", f"{table}(lable='a')")

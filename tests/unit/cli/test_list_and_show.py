@@ -33,11 +33,14 @@ def test_a_list_can_be_narrowed_down_and_says_so():
     text = typed("list", "layers", "pool")
     assert "MaxPool2d" in text
     assert "Linear " not in text
-    assert text.splitlines()[-1].endswith("layers have 'pool' in them.")
+    assert "layers" in text.splitlines()[-1]
+    assert "'pool'" in text.splitlines()[-1]
 
 
 def test_what_is_nowhere_in_a_list_gets_the_nearest_name():
-    assert typed("list", "activations", "relux") == "0 of 28 activations have 'relux' in them. Did you mean 'ReLU'?\n"
+    text = typed("list", "activations", "relux")
+    assert text.startswith("0 of 28 activations")
+    assert "Did you mean 'ReLU'" in text
 
 
 def test_a_list_as_json_has_names_and_sentences():

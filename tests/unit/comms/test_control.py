@@ -20,6 +20,7 @@ from syncline.comms.control import (
     Finished,
     FromWorker,
     Hello,
+    LaunchSpec,
     LedgerLine,
     NewView,
     Ready,
@@ -28,7 +29,6 @@ from syncline.comms.control import (
     Stop,
     StoreAddress,
     StoreRequest,
-    Ticket,
     ToWorker,
     ViewOf,
     Welcome,
@@ -47,7 +47,7 @@ FROM_WORKER: list[FromWorker] = [
     Finished(1, True, {"test/accuracy": 0.97}),
     Failed(1, "ValueError", "lr is -1", "Traceback ...", 3, [5, 6], False),
 ]
-FILES = RunFiles(payload_path="/run/task", run_dir="/run", checkpoint_path=None)
+FILES = RunFiles(task_path="/run/task", run_dir="/run", checkpoint_path=None)
 TO_WORKER: list[ToWorker] = [
     Welcome({"seed": 0}, FILES, VIEW, 4242, ["/home/me"], "/home/me", "secret", "5e55"),
     Welcome({"seed": 0}, FILES, None, 4242, ["/home/me"], "/home/me", "secret", "5e55"),
@@ -67,8 +67,8 @@ def server() -> Iterator[ControlServer]:
 
 
 @contextmanager
-def joined(ticket: Ticket) -> Iterator[ControlClient]:
-    client = ControlClient(ticket)
+def joined(spec: LaunchSpec) -> Iterator[ControlClient]:
+    client = ControlClient(spec)
     try:
         yield client
     finally:
@@ -81,20 +81,20 @@ def next_message(server: ControlServer) -> FromWorker | None:
     return server.receive()
 
 
-def foreign(ticket: Ticket, **changes: str) -> Ticket:
-    return msgspec.structs.replace(ticket, **changes)
+def foreign(spec: LaunchSpec, **changes: str) -> LaunchSpec:
+    return msgspec.structs.replace(spec, **changes)
 
 
 @pytest.mark.parametrize("message", FROM_WORKER, ids=lambda m: type(m).__name__)
 def test_what_a_worker_sends_arrives_as_it_was(server, message):
-    with joined(server.ticket(1)) as client:
+    with joined(server.launch_spec(1)) as client:
         client.send(message)
         assert next_message(server) == message
 
 
 @pytest.mark.parametrize("message", TO_WORKER, ids=lambda m: type(m).__name__)
 def test_what_the_coordinator_sends_arrives_as_it_was(server, message):
-    with joined(server.ticket(1)) as client:
+    with joined(server.launch_spec(1)) as client:
         client.send(Hello(1, 1))
         next_message(server)
         server.send(1, message)
@@ -102,9 +102,9 @@ def test_what_the_coordinator_sends_arrives_as_it_was(server, message):
 
 
 def test_each_worker_gets_its_own_messages_in_order(server):
-    with joined(server.ticket(0)) as zero, joined(server.ticket(1)) as one:
-        for rank, client in enumerate((zero, one)):
-            client.send(Hello(rank, 1))
+    with joined(server.launch_spec(0)) as zero, joined(server.launch_spec(1)) as one:
+        for worker_id, client in enumerate((zero, one)):
+            client.send(Hello(worker_id, 1))
             next_message(server)
         for number in range(20):
             server.send(number % 2, Abort(str(number)))
@@ -114,13 +114,13 @@ def test_each_worker_gets_its_own_messages_in_order(server):
 
 def test_nobody_sent_anything_is_none_and_not_an_error(server):
     assert server.receive() is None
-    with joined(server.ticket(0)) as client:
+    with joined(server.launch_spec(0)) as client:
         assert client.receive(0.0) is None
 
 
 def test_a_message_to_a_worker_that_is_gone_or_never_came_is_no_error(server):
     server.send(5, Stop())
-    with joined(server.ticket(0)) as client:
+    with joined(server.launch_spec(0)) as client:
         client.send(Hello(0, 1))
         next_message(server)
     server.send(0, Stop())
@@ -128,17 +128,19 @@ def test_a_message_to_a_worker_that_is_gone_or_never_came_is_no_error(server):
 
 def test_a_replacement_takes_the_place_of_a_worker_that_is_gone(server):
     for pid in range(5):
-        with joined(server.ticket(0)) as worker:  # at once, perhaps before the server has noticed the end of the last
+        with joined(
+            server.launch_spec(0)
+        ) as worker:  # at once, perhaps before the server has noticed the end of the last
             worker.send(Hello(0, pid))
             assert next_message(server) == Hello(0, pid)
             server.send(0, Abort(str(pid)))
             assert worker.receive(LIMIT_S) == Abort(str(pid))
 
 
-def test_a_ticket_can_be_written_down_and_read_again(server):
-    ticket = server.ticket(3)
-    assert ticket.rank == 3
-    assert msgspec.json.decode(msgspec.json.encode(ticket), type=Ticket) == ticket
+def test_a_launch_spec_survives_json(server):
+    spec = server.launch_spec(3)
+    assert spec.worker_id == 3
+    assert msgspec.json.decode(msgspec.json.encode(spec), type=LaunchSpec) == spec
 
 
 def test_the_server_listens_on_the_given_host_only(server):
@@ -146,13 +148,13 @@ def test_the_server_listens_on_the_given_host_only(server):
     assert server.socket.last_endpoint.rstrip(b"\0") == server.address.encode()
 
 
-def strangers(ticket: Ticket) -> dict[str, Ticket]:
-    """Tickets that are almost right."""
+def strangers(spec: LaunchSpec) -> dict[str, LaunchSpec]:
+    """Launch specs that are almost right."""
     public, secret = (key.decode() for key in zmq.curve_keypair())
     return {
-        "a key pair of their own": foreign(ticket, public_key=public, secret_key=secret),
-        "the right public key without its secret": foreign(ticket, secret_key=secret),
-        "another server in mind": foreign(ticket, server_key=public),
+        "a key pair of their own": foreign(spec, public_key=public, secret_key=secret),
+        "the right public key without its secret": foreign(spec, secret_key=secret),
+        "another server in mind": foreign(spec, server_key=public),
     }
 
 
@@ -163,11 +165,11 @@ def test_who_has_the_wrong_key_never_gets_through(server, who):
     events = zmq.EVENT_HANDSHAKE_SUCCEEDED | FAILURES
     monitor = server.socket.get_monitor_socket(events)
     try:
-        with joined(strangers(server.ticket(1))[who]) as stranger:
+        with joined(strangers(server.launch_spec(1))[who]) as stranger:
             stranger.send(Hello(1, 666))
             assert next_event(monitor) & FAILURES
             assert server.receive() is None
-            with joined(server.ticket(2)) as worker:  # the right one still does
+            with joined(server.launch_spec(2)) as worker:  # the right one still does
                 worker.send(Hello(2, 1))
                 assert next_message(server) == Hello(2, 1)
             server.send(1, Stop())
@@ -216,9 +218,9 @@ GARBAGE = {
     "text": [b"hello"],
     "a pickle": [b"\x80\x04\x95\x1a\x00\x00\x00\x00\x00\x00\x00."],
     "a message to the worker": [msgspec.msgpack.encode(Stop())],
-    "an unknown kind": [msgspec.msgpack.encode({"type": "Sudo", "rank": 0})],
-    "a missing field": [msgspec.msgpack.encode({"type": "Hello", "rank": 0})],
-    "a wrong type": [msgspec.msgpack.encode({"type": "Hello", "rank": "zero", "pid": 1})],
+    "an unknown kind": [msgspec.msgpack.encode({"type": "Sudo", "worker_id": 0})],
+    "a missing field": [msgspec.msgpack.encode({"type": "Hello", "worker_id": 0})],
+    "a wrong type": [msgspec.msgpack.encode({"type": "Hello", "worker_id": "zero", "pid": 1})],
     "a message cut short": [msgspec.msgpack.encode(Hello(0, 1))[:-1]],
     "a message with more behind it": [msgspec.msgpack.encode(Hello(0, 1)) + b"x"],
     "two parts": [msgspec.msgpack.encode(Hello(0, 1)), b"more"],
@@ -229,7 +231,7 @@ GARBAGE = {
 
 @pytest.mark.parametrize("what", GARBAGE)
 def test_garbage_from_a_worker_with_the_right_key_is_ignored(server, what):
-    with joined(server.ticket(0)) as client:
+    with joined(server.launch_spec(0)) as client:
         client._dealer._socket.send_multipart(GARBAGE[what])
         client.send(Hello(0, 7))
         assert next_message(server) is None
@@ -239,7 +241,7 @@ def test_garbage_from_a_worker_with_the_right_key_is_ignored(server, what):
 def test_closing_leaves_no_thread_and_frees_the_port():
     before = set(threading.enumerate())
     server = ControlServer("127.0.0.1")
-    with joined(server.ticket(0)) as client:
+    with joined(server.launch_spec(0)) as client:
         client.send(Hello(0, 1))
         next_message(server)
         server.send(0, Stop())
@@ -252,7 +254,7 @@ def test_closing_leaves_no_thread_and_frees_the_port():
 def test_every_server_has_keys_of_its_own():
     one, other = ControlServer("127.0.0.1"), ControlServer("127.0.0.1")
     try:
-        with joined(foreign(one.ticket(0), address=other.address)) as stranger:
+        with joined(foreign(one.launch_spec(0), address=other.address)) as stranger:
             monitor = other.socket.get_monitor_socket(zmq.EVENT_HANDSHAKE_SUCCEEDED | FAILURES)
             stranger.send(Hello(0, 1))
             assert next_event(monitor) & FAILURES

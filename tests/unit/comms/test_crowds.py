@@ -14,7 +14,7 @@ import pytest
 import torch
 from torch import nn
 
-from syncline.comms import curve
+from syncline.comms import zmq_sockets
 from syncline.comms.control import ControlClient, ControlServer, Failed, FromWorker, Hello, Stop
 from syncline.comms.parameter_server.client import ParameterServers
 from syncline.comms.parameter_server.server import serve
@@ -49,8 +49,8 @@ def crowd(port: int, count: int = 1000) -> Iterator[list[socket.socket]]:
 
 
 @contextlib.contextmanager
-def joined(server: ControlServer, rank: int) -> Iterator[ControlClient]:
-    client = ControlClient(server.ticket(rank))
+def joined(server: ControlServer, worker_id: int) -> Iterator[ControlClient]:
+    client = ControlClient(server.launch_spec(worker_id))
     try:
         yield client
     finally:
@@ -121,18 +121,18 @@ def test_a_thousand_half_open_connections_hold_up_no_worker_of_a_server():
 def test_a_thousand_half_open_connections_hold_up_no_message_to_the_coordinator(control_server):
     with joined(control_server, 0) as early, crowd(port_of(control_server.address)) as strangers:
         with joined(control_server, 1) as late:
-            for rank, client in enumerate((early, late)):
-                client.send(Hello(rank, 1))
-                assert next_message(control_server) == Hello(rank, 1)
-                control_server.send(rank, Stop())
+            for worker_id, client in enumerate((early, late)):
+                client.send(Hello(worker_id, 1))
+                assert next_message(control_server) == Hello(worker_id, 1)
+                control_server.send(worker_id, Stop())
                 assert client.receive(LIMIT_S) == Stop()
         strangers[0].settimeout(LIMIT_S)
         assert len(strangers[0].recv(4096)) <= GREETING_BYTES
 
 
 def test_who_does_not_finish_the_handshake_with_the_coordinator_is_cut_off(monkeypatch):
-    assert curve._HANDSHAKE_MS <= 10_000
-    monkeypatch.setattr(curve, "_HANDSHAKE_MS", 200)
+    assert zmq_sockets._HANDSHAKE_MS <= 10_000
+    monkeypatch.setattr(zmq_sockets, "_HANDSHAKE_MS", 200)
     server = ControlServer("127.0.0.1")
     try:
         with crowd(port_of(server.address), 20) as strangers:
@@ -147,7 +147,7 @@ def test_a_message_that_is_too_long_is_not_taken_and_the_worker_is_heard_again(c
     with joined(control_server, 0) as client:
         client.send(Hello(0, 1))
         assert next_message(control_server) == Hello(0, 1)
-        client.send(Failed(0, "ValueError", "x" * (curve._LONGEST_MESSAGE + 1), "", 0, [], False))
+        client.send(Failed(0, "ValueError", "x" * (zmq_sockets._LONGEST_MESSAGE + 1), "", 0, [], False))
         deadline = time.monotonic() + LIMIT_S
         message = None
         while message is None and time.monotonic() < deadline:
@@ -162,4 +162,4 @@ def test_a_process_of_a_run_may_have_as_many_descriptors_as_the_system_allows():
     resource.setrlimit(resource.RLIMIT_NOFILE, (min(most, 500), most))
     server = ControlServer("127.0.0.1")
     server.close()
-    assert resource.getrlimit(resource.RLIMIT_NOFILE) == (min(most, curve._MOST_DESCRIPTORS), most)
+    assert resource.getrlimit(resource.RLIMIT_NOFILE) == (min(most, zmq_sockets._MOST_DESCRIPTORS), most)

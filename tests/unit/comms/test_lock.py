@@ -16,7 +16,7 @@ import torch
 
 from syncline.comms.lock import LOCK_BYTES, SharedLock
 from syncline.comms.segment import Segment
-from syncline.errors import PeerLost
+from syncline.errors import PeerFailed
 
 LIMIT_S = 30.0
 COUNTER_AT = LOCK_BYTES
@@ -80,7 +80,7 @@ def holder(segment: Segment) -> Iterator[subprocess.Popen[str]]:
 
 
 def test_no_increment_of_several_processes_is_lost(segment):
-    lock = SharedLock.initialise(segment.memory, 0)
+    lock = SharedLock.initialize(segment.memory, 0)
     with process(segment, "count", "20000") as one, process(segment, "count", "20000") as two:
         go(one)
         go(two)
@@ -94,7 +94,7 @@ def test_no_increment_of_several_processes_is_lost(segment):
 
 
 def test_no_increment_of_several_threads_is_lost(segment):
-    SharedLock.initialise(segment.memory, 0)
+    SharedLock.initialize(segment.memory, 0)
 
     def count() -> None:
         lock = SharedLock(segment.memory, 0)
@@ -112,7 +112,7 @@ def test_no_increment_of_several_threads_is_lost(segment):
 
 
 def test_a_killed_holder_does_not_block_others_and_is_reported_once(segment):
-    lock = SharedLock.initialise(segment.memory, 0)
+    lock = SharedLock.initialize(segment.memory, 0)
     with holder(segment) as held:
         os.kill(held.pid, signal.SIGKILL)
         with lock.held(LIMIT_S) as holder_died:
@@ -122,7 +122,7 @@ def test_a_killed_holder_does_not_block_others_and_is_reported_once(segment):
 
 
 def test_who_waits_already_takes_over_from_a_killed_holder(segment):
-    lock = SharedLock.initialise(segment.memory, 0)
+    lock = SharedLock.initialize(segment.memory, 0)
     outcome: list[bool] = []
     with holder(segment) as held:
         thread = threading.Thread(target=lambda: (outcome.append(lock.acquire(LIMIT_S)), lock.release()))
@@ -133,7 +133,7 @@ def test_who_waits_already_takes_over_from_a_killed_holder(segment):
 
 
 def test_a_holder_that_lets_go_is_not_reported_as_dead(segment):
-    lock = SharedLock.initialise(segment.memory, 0)
+    lock = SharedLock.initialize(segment.memory, 0)
     with holder(segment) as held:
         go(held)
         assert held.wait(LIMIT_S) == 0
@@ -143,17 +143,17 @@ def test_a_holder_that_lets_go_is_not_reported_as_dead(segment):
 
 @pytest.mark.parametrize("timeout_s", [0.0, 0.05, 0.3])
 def test_a_wait_ends_at_its_limit(segment, timeout_s):
-    lock = SharedLock.initialise(segment.memory, 0)
+    lock = SharedLock.initialize(segment.memory, 0)
     with holder(segment):
         start = time.monotonic()
-        with pytest.raises(PeerLost, match=f"was not free within {timeout_s:g} s") as raised, lock.held(timeout_s):
+        with pytest.raises(PeerFailed, match=f"{timeout_s:g} s") as raised, lock.held(timeout_s):
             pass
         assert timeout_s <= time.monotonic() - start < timeout_s + 5.0
-        assert "does not let go" in str(raised.value)
+        assert raised.value.facts == {"timeout_s": timeout_s}
 
 
 def test_an_error_within_the_block_lets_go(segment):
-    lock = SharedLock.initialise(segment.memory, 0)
+    lock = SharedLock.initialize(segment.memory, 0)
     with pytest.raises(KeyError), lock.held(LIMIT_S):
         raise KeyError
     assert not lock.acquire(LIMIT_S)
@@ -161,19 +161,19 @@ def test_an_error_within_the_block_lets_go(segment):
 
 
 def test_taking_it_twice_is_a_mistake_that_is_told_at_once(segment):
-    lock = SharedLock.initialise(segment.memory, 0)
+    lock = SharedLock.initialize(segment.memory, 0)
     with lock.held(LIMIT_S), pytest.raises(RuntimeError, match="already"):
         lock.acquire(LIMIT_S)
 
 
 def test_letting_go_of_what_another_holds_is_a_mistake(segment):
-    lock = SharedLock.initialise(segment.memory, 0)
+    lock = SharedLock.initialize(segment.memory, 0)
     with holder(segment), pytest.raises(AssertionError, match="EPERM"):
         lock.release()
 
 
-def test_memory_that_was_not_initialised_is_not_taken_for_a_lock(segment):
-    with pytest.raises(AssertionError, match=r"must call SharedLock\.initialise"):
+def test_memory_that_was_not_initialized_is_not_taken_for_a_lock(segment):
+    with pytest.raises(AssertionError, match=r"must call SharedLock\.initialize"):
         SharedLock(segment.memory, 0).acquire(LIMIT_S)
 
 
@@ -184,14 +184,14 @@ def test_locks_lie_side_by_side_in_any_kind_of_memory(segment, kind):
         "memoryview": lambda: memoryview(segment.memory)[128:512],
         "tensor": lambda: torch.frombuffer(segment.memory, dtype=torch.float32)[16:],
     }[kind]()
-    first, second = (SharedLock.initialise(memory, offset) for offset in (0, LOCK_BYTES))
+    first, second = (SharedLock.initialize(memory, offset) for offset in (0, LOCK_BYTES))
     del memory
     with first.held(LIMIT_S), second.held(LIMIT_S), pytest.raises(RuntimeError, match="already"):
         first.acquire(LIMIT_S)
 
 
 def test_a_lock_keeps_its_memory():
-    lock = SharedLock.initialise(torch.zeros(LOCK_BYTES, dtype=torch.uint8))
+    lock = SharedLock.initialize(torch.zeros(LOCK_BYTES, dtype=torch.uint8))
     with lock.held(LIMIT_S):
         pass
 
@@ -201,5 +201,5 @@ def test_a_lock_that_does_not_fit_is_refused(segment):
         SharedLock(segment.memory, 4033)
     with pytest.raises(ValueError, match="multiple of 8 bytes"):
         SharedLock(segment.memory, 4)
-    with pytest.raises(ValueError, match="without gaps"):
+    with pytest.raises(ValueError, match="contiguous"):
         SharedLock(torch.zeros(256, 2, dtype=torch.uint8).t(), 0)

@@ -8,19 +8,22 @@ import socket
 import struct
 import threading
 
+import msgspec
 import pytest
 import torch
 from torch import nn
 
+from syncline.comms.connection import ClientConnection
+from syncline.comms.listener import ServerConnection, listen
 from syncline.comms.parameter_server import messages as m
-from syncline.comms.parameter_server.client import ParameterServers, _Expected
-from syncline.comms.parameter_server.connection import Link, Peer, listen
-from syncline.comms.parameter_server.mailbox import Mailbox
-from syncline.comms.parameter_server.pieces import Piece, overlap, pieces_of
+from syncline.comms.parameter_server.channel import _Pending
+from syncline.comms.parameter_server.chunks import ParameterChunk, chunks_in, overlap
+from syncline.comms.parameter_server.client import ParameterServers
 from syncline.comms.parameter_server.server import serve
 from syncline.comms.segment import Segment, why_not_supported
-from syncline.errors import ConfigError, PeerLost, SynclineError
-from syncline.testing.server_contract import servers_on_threads
+from syncline.comms.shared_buffer import SharedBuffer
+from syncline.errors import ConfigError, PeerFailed, SynclineError
+from syncline.testing.threads import servers_on_threads
 
 SECRET = b"s" * 32
 LIMIT_S = 20.0
@@ -41,10 +44,10 @@ def pulled(servers: ParameterServers, numel: int = 6) -> torch.Tensor:
 
 @contextlib.contextmanager
 def one_server(size: int = 1, **how):
-    """A server whose address and secret are known, as (address, list of lost workers, list of how it ended)."""
+    """A server whose address and secret are known, as (address, list of failed workers, list of how it ended)."""
     ready, over = threading.Event(), threading.Event()
     addresses: list[str] = []
-    lost: list[int] = []
+    failed: list[int] = []
     ended: list = []
 
     def on_ready(address):
@@ -61,7 +64,7 @@ def one_server(size: int = 1, **how):
                 size=size,
                 on_ready=on_ready,
                 should_stop=over.is_set,
-                on_lost=lost.append,
+                on_worker_failed=failed.append,
             )
         )
 
@@ -69,7 +72,7 @@ def one_server(size: int = 1, **how):
     thread.start()
     assert ready.wait(LIMIT_S)
     try:
-        yield addresses[0], lost, ended
+        yield addresses[0], failed, ended
     finally:
         over.set()
         thread.join(LIMIT_S)
@@ -90,10 +93,11 @@ class Bomb:
         return pytest.fail, ("something was unpickled",)
 
 
-def test_a_wrong_secret_is_refused_and_the_server_goes_on():
+def test_a_wrong_secret_is_refused_and_the_server_continues():
     with one_server() as (address, _, _):
-        with pytest.raises(PeerLost, match=r"Shard 0 of 1 .* closed the connection during the handshake"):
+        with pytest.raises(PeerFailed, match="Shard 0 of 1") as caught:
             connect(address, secret=b"wrong" * 7)
+        assert caught.value.code == "secret-rejected"
         with connect(address) as servers:
             begin(servers)
             assert pulled(servers).tolist() == [0.0] * 6
@@ -126,16 +130,17 @@ def test_a_worker_does_not_talk_to_a_server_that_does_not_know_the_secret():
 
         thread = threading.Thread(target=pretend, daemon=True)
         thread.start()
-        with pytest.raises(PeerLost, match="does not know this run's secret"):
+        with pytest.raises(PeerFailed) as caught:
             connect(f"127.0.0.1:{listener.getsockname()[1]}")
+        assert caught.value.code == "impostor"
         thread.join(LIMIT_S)
     assert received == []
 
 
-def test_a_message_that_makes_no_sense_ends_that_connection_only():
-    with one_server() as (address, lost, _), connect(address) as servers:
+def test_an_invalid_message_ends_that_connection_only():
+    with one_server() as (address, failed, _), connect(address) as servers:
         begin(servers)
-        hello = m.encode(m.Hello(0, 1, 1, True))
+        hello = msgspec.msgpack.encode(m.Connect(0, 1, 1, True))
         prefix = struct.Struct("<IQ?51x")  # a frame's parts are filled up to 64 bytes
         for frame in (
             prefix.pack(3, 0, False) + b"abc".ljust(64, b"\0"),
@@ -144,19 +149,21 @@ def test_a_message_that_makes_no_sense_ends_that_connection_only():
             prefix.pack(len(hello), 2**64 - 1, False) + hello.ljust(64, b"\0"),
             prefix.pack(len(hello), 8, True) + hello.ljust(64, b"\0"),
         ):
-            link = Link(address, SECRET, what="Shard 0", timeout_s=LIMIT_S, should_stop=lambda: False)
+            link = ClientConnection(
+                address, SECRET, m.decode_from_server, what="Shard 0", timeout_s=LIMIT_S, should_stop=lambda: False
+            )
             link._socket.sendall(frame)
-            with pytest.raises(PeerLost, match="closed the connection"):
+            with pytest.raises(PeerFailed, match="closed the connection"):
                 link.receive()
             link.close()
         assert pulled(servers).tolist() == [0.0] * 6
-        assert lost == []
+        assert failed == []
 
 
-def test_a_worker_of_another_number_of_workers_is_told_so():
+def test_a_worker_of_a_run_of_another_size_is_refused():
     with one_server(size=2) as (address, _, _):
         servers = connect(address, 0, size=3)
-        with pytest.raises(SynclineError, match="Worker 0 of 3 connected, but this server is for 2 workers"):
+        with pytest.raises(SynclineError, match=r"Rank 0 of 3 .* 2 workers"):
             begin(servers)
         servers.close(goodbye=False)
 
@@ -173,18 +180,18 @@ def test_a_gate_that_is_asked_for_anew_leaves_nothing_behind():
         slow.tick(50)
         assert quick.gate(0, LIMIT_S)
         pulled(quick)
-        assert quick._lines[0].expected == {}
+        assert quick._channels[0].pending == {}
 
 
 def test_a_repeated_push_is_applied_once():
     with one_server() as (address, _, _), connect(address) as servers:
         begin(servers)
-        line = servers._lines[0]
-        update = m.Update(rows=[], spans=None, codec=None, numel=6)
+        channel = servers._channels[0]
+        update = m.GradientFormat(rows=[], spans=None, codec=None, numel=6)
         for _ in range(3):
-            line.expected[50] = _Expected()
-            line.link.send(m.Push(50, 1, 1.0, 0, update, None), [torch.ones(6)])
-            servers._await(line, 50)
+            channel.pending[50] = _Pending()
+            channel.connection.send(m.Push(50, 1, 1.0, 0, update, None), [torch.ones(6)])
+            channel.await_reply(50)
         assert pulled(servers).tolist() == [-1.0] * 6
 
 
@@ -192,18 +199,20 @@ def test_a_server_that_is_gone_is_named():
     with one_server() as (address, _, _):
         servers = connect(address)
         begin(servers)
-    with pytest.raises(PeerLost, match=rf"[Ss]hard 0 of 1 \({address}\)"):
+    with pytest.raises(PeerFailed, match=rf"[Ss]hard 0 of 1 \({address}\)"):
         servers.pull(torch.empty(6))
     servers.close()
-    with pytest.raises(PeerLost, match=r"Shard 0 of 1 .* cannot be reached: .* Is its server running\?"):
+    with pytest.raises(PeerFailed, match=rf"Shard 0 of 1 \({address}\)") as caught:
         connect(address)
+    assert caught.value.code == "unreachable"
 
 
 def test_every_wait_has_a_limit():
     with one_server(size=2) as (address, _, _):
         servers = connect(address, size=2, timeout_s=0.3)
-        with pytest.raises(PeerLost, match=r"Shard 0 of 1 .* gave no sign of life within 0\.3 s"):
-            begin(servers)  # the other worker never comes
+        with pytest.raises(PeerFailed, match=r"Shard 0 of 1 .* 0\.3 s") as caught:
+            begin(servers)  # the other worker never connects
+        assert (caught.value.code, caught.value.facts["timeout_s"]) == ("timeout", 0.3)
         servers.close(goodbye=False)
 
 
@@ -216,14 +225,15 @@ def test_a_wait_is_given_up_when_the_run_is_aborted():
 
     with one_server(size=2) as (address, _, _):
         servers = connect(address, size=2, should_stop=should_stop)
-        with pytest.raises(PeerLost, match=r"The run was aborted while this worker waited for Shard 0 of 1"):
+        with pytest.raises(PeerFailed, match="Shard 0 of 1") as caught:
             begin(servers)
+        assert caught.value.code == "aborted"
         assert asked.is_set()
         servers.close(goodbye=False)
 
 
-def test_a_server_ends_when_all_have_said_goodbye_and_tells_who_was_lost():
-    with one_server(size=2) as (address, lost, ended):
+def test_a_server_ends_when_all_have_said_goodbye_and_reports_failed_workers():
+    with one_server(size=2) as (address, failed, ended):
         first, second = connect(address, 0, 2), connect(address, 1, 2)
         thread = threading.Thread(target=begin, args=(second,), daemon=True)
         thread.start()
@@ -234,18 +244,18 @@ def test_a_server_ends_when_all_have_said_goodbye_and_tells_who_was_lost():
             pass
         first.push(torch.ones(6), weight=1.0)
         first.close()
-    assert lost == [1]
-    assert ended[0].lost == (1,)
-    assert ended[0].said_goodbye == {0}
+    assert failed == [1]
+    assert ended[0].failed == (1,)
+    assert ended[0].finished == {0}
     assert ended[0].updates == 1
 
-    with one_server(size=1) as (address, lost, ended):
+    with one_server(size=1) as (address, failed, ended):
         connect(address).close()
         for thread in threading.enumerate():
             if thread.name == "syncline-test-server":
                 thread.join(LIMIT_S)
-        assert ended[0].said_goodbye == {0}
-    assert lost == []
+        assert ended[0].finished == {0}
+    assert failed == []
 
 
 def test_goodbye_waits_until_all_pushes_are_applied():
@@ -262,7 +272,7 @@ def test_goodbye_waits_until_all_pushes_are_applied():
         first.close()
 
 
-def test_a_worker_that_does_not_read_holds_up_nobody_and_gets_what_it_asked_for():
+def test_a_worker_that_does_not_read_holds_up_no_other_and_gets_the_version_it_requested():
     """The parameters it asked for are those of that moment, though they change while they wait to be sent."""
     numel = 4_000_000  # more than sockets hold
     with one_server(size=2) as (address, _, _):
@@ -271,58 +281,58 @@ def test_a_worker_that_does_not_read_holds_up_nobody_and_gets_what_it_asked_for(
         thread.start()
         begin(lazy, numel)
         thread.join(LIMIT_S)
-        line = lazy._lines[0]
+        channel = lazy._channels[0]
         out = torch.empty(numel)
-        id_ = line.expect([out])
-        line.link.send(m.Pull(id_, 0, None))
+        id_ = channel.expect([out])
+        channel.connection.send(m.Pull(id_, 0, None))
         for _ in range(3):
             quick.push(torch.ones(numel), weight=1.0)
         assert torch.equal(pulled(quick, numel), torch.full((numel,), -3.0))
-        version = lazy._await(line, id_).version
+        version = channel.await_reply(id_).version
         assert torch.equal(out, torch.full((numel,), -float(version)))
         lazy.close()
         quick.close()
 
 
 @shares_memory
-def test_a_mailbox_is_reached_only_with_its_token():
-    box = Mailbox.create(100)
-    assert box is not None
+def test_attaching_to_a_shared_buffer_needs_its_token():
+    buffer = SharedBuffer.create(100)
+    assert buffer is not None
     try:
-        other = Mailbox.attach(box.address, box.token, 100)
+        other = SharedBuffer.attach(buffer.address, buffer.token, 100)
         assert other is not None
-        box.bytes.fill_(7)
+        buffer.bytes.fill_(7)
         assert other.bytes.tolist() == [7] * 100
-        assert Mailbox.attach(box.address, b"x" * 16, 100) is None
-        assert Mailbox.attach(box.address, box.token, 99) is None
-        assert Mailbox.attach("/proc/1/fd/0", box.token, 100) is None
-        assert Mailbox.attach("", b"", 0) is None
+        assert SharedBuffer.attach(buffer.address, b"x" * 16, 100) is None
+        assert SharedBuffer.attach(buffer.address, buffer.token, 99) is None
+        assert SharedBuffer.attach("/proc/1/fd/0", buffer.token, 100) is None
+        assert SharedBuffer.attach("", b"", 0) is None
     finally:
-        box.seal()
-    assert Mailbox.attach(box.address, box.token, 100) is None
+        buffer.seal()
+    assert SharedBuffer.attach(buffer.address, buffer.token, 100) is None
 
 
 @shares_memory
-def test_a_server_that_cannot_reach_the_mailbox_is_talked_to_through_the_socket(monkeypatch):
-    monkeypatch.setattr(Mailbox, "attach", classmethod(lambda *_: None))
+def test_a_server_that_cannot_attach_to_the_buffer_is_reached_through_the_socket(monkeypatch):
+    monkeypatch.setattr(SharedBuffer, "attach", classmethod(lambda *_: None))
     with one_server() as (address, _, _), connect(address) as servers:
         begin(servers)
-        assert not servers.uses_mailboxes
+        assert not servers.uses_shared_memory
         servers.push(torch.ones(6), weight=1.0)
         assert pulled(servers).tolist() == [-1.0] * 6
 
 
 @shares_memory
-def test_without_room_for_a_mailbox_the_socket_is_used(monkeypatch):
+def test_without_memory_for_a_buffer_the_socket_is_used(monkeypatch):
     def refuse(size_bytes, name):
         raise OSError("no space left")
 
     with one_server() as (address, _, _), connect(address) as servers:
         begin(servers)
-        assert servers.uses_mailboxes
+        assert servers.uses_shared_memory
         monkeypatch.setattr(Segment, "create", refuse)
-        begin(servers, 8)  # another size: the server must forget the first mailbox
-        assert not servers.uses_mailboxes
+        begin(servers, 8)  # another size: the server must forget the first shared buffer
+        assert not servers.uses_shared_memory
         servers.push(torch.ones(8), weight=1.0)
         assert pulled(servers, 8).tolist() == [-1.0] * 8
 
@@ -343,29 +353,29 @@ def test_channels_last_parameters_keep_their_order_in_memory():
 def test_other_types_of_parameters_are_refused():
     with one_server() as (address, _, _), connect(address) as servers:
         parameters = [nn.Parameter(torch.zeros(2, dtype=torch.float64))]
-        with pytest.raises(ConfigError, match=r"hold float32 tensors on the CPU, but .* torch.float64 on cpu"):
+        with pytest.raises(ConfigError, match=r"float32.*torch\.float64 on cpu") as caught:
             servers.begin(parameters, torch.optim.SGD(parameters, lr=0.1), rule="apply")
+        assert caught.value.facts == {"dtype": "torch.float64", "device": "cpu"}
 
 
 @pytest.mark.parametrize(
-    ("how", "says"),
+    ("gradient", "facts"),
     [
-        ({"flat": torch.ones(5)}, "at least 6 values, but this tensor has only 5"),
-        ({"flat": torch.ones(6, dtype=torch.float64)}, "contiguous flat float32 tensor on the CPU"),
-        ({"flat": torch.ones(12)[::2]}, "contiguous flat float32 tensor on the CPU"),
-        ({"flat": None}, "Give either flat, or payloads"),
+        (torch.ones(5), r"\b6 values.*\b5\b"),
+        (torch.ones(6, dtype=torch.float64), r"float32.*float64"),
+        (torch.ones(12)[::2], "contiguous"),
     ],
 )
-def test_gradients_that_do_not_fit_are_refused_before_anything_is_sent(how, says):
+def test_gradients_that_do_not_fit_are_refused_before_anything_is_sent(gradient, facts):
     with one_server() as (address, _, _), connect(address) as servers:
         begin(servers)
-        with pytest.raises(ValueError, match=says):
-            servers.push(**how, weight=1.0)
+        with pytest.raises(ValueError, match=facts):
+            servers.push(gradient, weight=1.0)
         assert servers.clock == 0
         assert pulled(servers).tolist() == [0.0] * 6
 
 
-def test_an_error_of_the_optimiser_is_told_and_the_server_goes_on():
+def test_an_optimizer_error_is_reported_and_the_server_continues():
     with one_server() as (address, _, _), connect(address) as servers:
         parameters = [nn.Parameter(torch.zeros(3, 2))]
         # SparseAdam takes no dense gradients.
@@ -379,24 +389,24 @@ def test_an_error_of_the_optimiser_is_told_and_the_server_goes_on():
 
 
 @pytest.mark.parametrize("is_waiting", [True, False])
-def test_who_waits_for_an_update_that_fails_is_told_at_once(is_waiting):
+def test_a_prefetch_that_waits_for_a_failed_update_fails_at_once(is_waiting):
     with one_server() as (address, _, _), connect(address) as servers:
         parameters = [nn.Parameter(torch.zeros(3, 2))]
         servers.begin(parameters, torch.optim.SparseAdam(parameters), rule="apply", sparse=[False])
         if is_waiting:
-            servers.pull_ahead()
-            assert servers.take_ahead(torch.empty(6), 20.0)
+            servers.prefetch()
+            assert servers.take_prefetched(torch.empty(6), 20.0)
         servers.push(torch.ones(6), weight=1.0)
-        servers.pull_ahead()
+        servers.prefetch()
         with pytest.raises(Exception, match="SparseAdam does not support dense gradients"):
-            servers.take_ahead(torch.empty(6), 20.0)
+            servers.take_prefetched(torch.empty(6), 20.0)
         with pytest.raises(Exception, match="SparseAdam does not support dense gradients"):
             servers.pull(torch.empty(6))  # the answer to the push itself
         begin(servers)
         servers.push(torch.ones(6), weight=1.0)
-        servers.pull_ahead()
+        servers.prefetch()
         out = torch.empty(6)
-        assert servers.take_ahead(out, 20.0)
+        assert servers.take_prefetched(out, 20.0)
         assert out.tolist() == [-1.0] * 6
 
 
@@ -408,19 +418,19 @@ def test_more_shards_than_rows_leave_some_empty():
         assert pulled(servers, 2).tolist() == [-1.0, -1.0]
         assert servers.take_staleness() == {0: 1}
         servers.begin(parameters, torch.optim.SGD(parameters, lr=1.0), rule="collect", state=servers.state())
-        out, riders = torch.empty(2), torch.tensor([2.0])
-        servers.collect(torch.ones(2), riders, weight=0.5, out=out)
+        out, piggybacked = torch.empty(2), torch.tensor([2.0])
+        servers.collect(torch.ones(2), piggybacked, weight=0.5, out=out)
         assert out.tolist() == [-0.5, -0.5]
-        assert riders.tolist() == [1.0]
+        assert piggybacked.tolist() == [1.0]
 
 
 def test_what_lies_in_a_part():
-    assert pieces_of([(3, 2), (), (4,)], (2, 9), [True, False, False]) == [
-        Piece(0, 1, 2, (2, 2), 0, True),
-        Piece(1, 0, 1, (), 4, False),
-        Piece(2, 0, 2, (2,), 5, False),
+    assert chunks_in([(3, 2), (), (4,)], (2, 9), [True, False, False]) == [
+        ParameterChunk(0, 1, 2, (2, 2), 0, True),
+        ParameterChunk(1, 0, 1, (), 4, False),
+        ParameterChunk(2, 0, 2, (2,), 5, False),
     ]
-    assert pieces_of([(3, 2)], (4, 4)) == []
+    assert chunks_in([(3, 2)], (4, 4)) == []
     assert overlap((0, 3), (2, 5)) == (2, 3)
     assert overlap((0, 2), (2, 5)) is None
 
@@ -430,11 +440,11 @@ def test_a_peer_copies_what_it_still_has_to_send_before_it_changes():
         sender = socket.create_connection(listener.getsockname())
         receiver, _ = listener.accept()
     with sender, receiver:
-        peer = Peer(sender, SECRET, m.decode_from_worker)
+        peer = ServerConnection(sender, SECRET, m.decode_from_worker)
         values = torch.ones(5_000_000)
         peer.send(m.Reply(1), [values], may_change=True)
         assert peer.has_more_to_send
-        peer.keep_promises()
+        peer.copy_pending()
         values.fill_(2.0)
         received = bytearray()
         receiver.settimeout(LIMIT_S)

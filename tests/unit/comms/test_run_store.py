@@ -14,9 +14,10 @@ from datetime import timedelta
 import pytest
 import torch.distributed as dist
 
-from syncline.comms.parameter_server.connection import Link
+from syncline.comms.connection import ClientConnection
+from syncline.comms.parameter_server.messages import decode_from_server
 from syncline.comms.store import HostedStore, RunStore, connect_store, host_store
-from syncline.errors import PeerLost
+from syncline.errors import PeerFailed
 
 SECRET = b"s" * 32
 LIMIT_S = 20.0
@@ -104,12 +105,12 @@ def test_a_wait_ends_after_its_limit_and_names_what_was_missing(host):
     with connected(host, timeout_s=0.2) as store:
         store.set("there", "1")
         start = time.monotonic()
-        with pytest.raises(dist.DistStoreError, match=r"After 0\.2 s, nobody had written .* store: view-0/missing\."):
+        with pytest.raises(dist.DistStoreError, match=r"0\.2 s.*view-0/missing"):
             store.get("missing")
-        with pytest.raises(dist.DistStoreError, match=r"After 0\.1 s"):
+        with pytest.raises(dist.DistStoreError, match=r"0\.1 s"):
             store.wait(["there", "missing"], timedelta(seconds=0.1))
         store.set_timeout(timedelta(seconds=0.05))  # as torch sets it
-        with pytest.raises(RuntimeError, match=r"After 0\.05 s"):
+        with pytest.raises(RuntimeError, match=r"0\.05 s"):
             store.wait(["missing"])
         assert time.monotonic() - start < LIMIT_S
         assert store.get("there") == b"1"  # the connection is as good as before
@@ -137,7 +138,7 @@ def test_a_wait_ends_when_the_store_does():
 def test_the_death_of_a_worker_that_waits_leaves_the_others_alone(host):
     with connected(host) as survivor:
         with connected(host) as victim, meanwhile(lambda: victim.get("never")) as came_to:
-            victim._caller.interrupt()  # what the kernel does to the connections of a process that is killed
+            victim._connection.interrupt()  # what the kernel does to the connections of a process that is killed
         assert isinstance(came_to[0], dist.DistNetworkError)
         survivor.set("a", "1")
         assert survivor.get("a") == b"1"
@@ -166,15 +167,22 @@ def test_who_lacks_the_secret_reads_and_writes_nothing(host):
     with connected(host) as store:
         store.set("a", "1")
         for wrong in (b"", b"wrong" * 7):
-            with pytest.raises(dist.DistNetworkError, match="closed the connection during the handshake"):
+            with pytest.raises(dist.DistNetworkError, match="during the handshake"):
                 connect_store("127.0.0.1", host.port, "view-0", LIMIT_S, wrong)
         assert store.get("a") == b"1"
         assert store.num_keys() == 1
 
 
 def test_what_is_proved_to_the_store_is_no_proof_to_a_server_of_parameters(host):
-    with pytest.raises(PeerLost, match="closed the connection during the handshake"):
-        Link(f"127.0.0.1:{host.port}", SECRET, what="Shard 0", timeout_s=LIMIT_S, should_stop=lambda: False)
+    with pytest.raises(PeerFailed, match="during the handshake"):
+        ClientConnection(
+            f"127.0.0.1:{host.port}",
+            SECRET,
+            decode_from_server,
+            what="Shard 0",
+            timeout_s=LIMIT_S,
+            should_stop=lambda: False,
+        )
 
 
 def test_a_worker_gives_nothing_to_a_store_that_does_not_know_the_secret():
@@ -197,7 +205,7 @@ def test_a_worker_gives_nothing_to_a_store_that_does_not_know_the_secret():
 
 def test_what_is_no_request_ends_that_connection_only(host):
     with connected(host) as store, connected(host) as bad:
-        bad._caller._socket.sendall(b"\xff" * 1000)
+        bad._connection._socket.sendall(b"\xff" * 1000)
         with pytest.raises(dist.DistNetworkError):
             bad.get("a")
         store.set("a", "1")

@@ -16,8 +16,7 @@ import pytest
 from rank_processes import named_segments
 
 from syncline.comms import segment as module
-from syncline.comms.layout import ControlLayout
-from syncline.comms.segment import Segment, memory_available, why_not_supported
+from syncline.comms.segment import ControlLayout, Segment, memory_available, why_not_supported
 
 REPOSITORY = Path(__file__).parents[3]
 
@@ -146,7 +145,7 @@ def test_memory_is_not_inherited_by_programs_that_are_started():
 
 
 def test_the_driver_can_use_it_without_torch():
-    code = "import sys; from syncline.comms import barrier, layout, segment; print('torch' in sys.modules)"
+    code = "import sys; from syncline.comms import barrier, segment; print('torch' in sys.modules)"
     with python(code) as other:
         assert other.communicate(timeout=30)[0] == "False\n"
 
@@ -197,5 +196,5 @@ def test_the_memory_available_is_some_of_the_machines():
 def test_the_limit_of_a_container_counts_but_not_the_files_it_has_read(monkeypatch, limit, used, cache, available):
     monkeypatch.setattr(module, "_machine_available", lambda: 5000)
     monkeypatch.setattr(module, "_cgroup_number", {"memory.max": limit, "memory.current": used}.get)
-    monkeypatch.setattr(module, "_cgroup_forgettable", lambda: cache)
+    monkeypatch.setattr(module, "_cgroup_reclaimable", lambda: cache)
     assert memory_available() == available

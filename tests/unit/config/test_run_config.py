@@ -12,8 +12,18 @@ from syncline.config.run import RunConfig, describe
 from syncline.errors import ConfigError
 
 
+def refused(**settings: Any) -> dict[str, Any]:
+    """The facts of the error that these settings raise; the message shows the setting and its value."""
+    with pytest.raises(ConfigError) as caught:
+        RunConfig(**settings)
+    facts = caught.value.facts
+    assert caught.value.code == "invalid-setting"
+    assert str(caught.value).startswith(f"{facts['setting']} is {facts['value']!r}")
+    return facts
+
+
 def test_every_default_is_allowed():
-    assert RunConfig() == RunConfig(workers=2, strategy="allreduce", device="cpu")
+    assert RunConfig() == RunConfig(workers=2, strategy="allreduce", device="auto")
 
 
 def test_every_setting_is_explained_in_a_sentence():
@@ -33,47 +43,49 @@ def test_every_setting_is_explained_in_a_sentence():
 )  # fmt: skip
 def test_a_count_below_its_least_is_refused_and_the_least_is_not(name, least):
     assert getattr(RunConfig(**{name: least}), name) == least
-    with pytest.raises(ConfigError, match=f"^{name} is {least - 1}, but must be {least} or more.$"):
-        RunConfig(**{name: least - 1})
+    assert refused(**{name: least - 1}) == {"setting": name, "value": least - 1, "least": least}
 
 
 @pytest.mark.parametrize("value", [0, 0.0, -1.5, math.nan])
 @pytest.mark.parametrize("name", ["checkpoint_every_s", "exchange_timeout_s", "shared_memory_limit_mb"])
 def test_a_duration_or_an_amount_is_more_than_nothing(name, value):
-    with pytest.raises(ConfigError, match=f"^{name} is {value:g}, but must be more than 0.$"):
-        RunConfig(**{name: value})
+    assert refused(**{name: value}) == {"setting": name, "value": value, "above": 0}
 
 
 @pytest.mark.parametrize("value", [2.0, "2", True, [2]])
 @pytest.mark.parametrize("name", ["workers", "epochs", "seed"])
-def test_a_count_is_a_whole_number(name, value):
-    with pytest.raises(ConfigError, match=f"^{name} is .*, but must be a whole number.$"):
-        RunConfig(**{name: value})
+def test_a_count_is_an_integer(name, value):
+    assert refused(**{name: value}) == {"setting": name, "value": value}
 
 
 def test_a_duration_is_a_number():
-    with pytest.raises(ConfigError, match=r"^checkpoint_every_s is '30', but must be a number\.$"):
-        RunConfig(checkpoint_every_s="30")  # type: ignore[arg-type]
+    assert refused(checkpoint_every_s="30") == {"setting": "checkpoint_every_s", "value": "30"}
 
 
 @pytest.mark.parametrize(
     ("name", "allowed"),
     [
-        ("device", "'auto', 'cpu', 'cuda', 'mps'"),
-        ("on_nan", "'stop', 'skip'"),
-        ("batch_norm", "'global', 'local'"),
-        ("collective", "'auto', 'shared-memory', 'process-group'"),
+        ("device", ["auto", "cpu", "cuda"]),
+        ("on_nan", ["stop", "skip"]),
+        ("batch_norm", ["global", "local"]),
+        ("collective", ["auto", "shared-memory", "process-group"]),
     ],
 )
 def test_a_choice_that_does_not_exist_is_refused_with_those_that_do(name, allowed):
-    with pytest.raises(ConfigError, match=f"^{name} is 'gpu', but must be one of {allowed}.$"):
+    assert refused(**{name: "gpu"}) == {"setting": name, "value": "gpu", "allowed": allowed}
+    with pytest.raises(ConfigError, match=".*".join(allowed)):
         RunConfig(**{name: "gpu"})
+
+
+def test_an_apple_gpu_is_refused_and_the_message_says_why():
+    assert refused(device="mps")["allowed"] == ["auto", "cpu", "cuda"]
+    with pytest.raises(ConfigError, match="Linux"):
+        RunConfig(device="mps")  # type: ignore[arg-type]
 
 
 def test_a_run_has_at_most_1024_workers():
     assert RunConfig(workers=1024).workers == 1024
-    with pytest.raises(ConfigError, match=r"^workers is 1025; one run has at most 1024\.$"):
-        RunConfig(workers=1025)
+    assert refused(workers=1025) == {"setting": "workers", "value": 1025, "most": 1024}
 
 
 def test_a_mistake_is_also_a_value_error():
@@ -85,7 +97,7 @@ def test_a_changed_copy_is_checked_and_leaves_the_original():
     config = RunConfig(workers=3)
     assert config.replace(batch=16) == RunConfig(workers=3, batch=16)
     assert config.batch is None
-    with pytest.raises(ConfigError, match=r"^batch is 0, "):
+    with pytest.raises(ConfigError, match="batch is 0"):
         config.replace(batch=0)
 
 
@@ -106,11 +118,9 @@ def test_a_memory_limit_is_an_amount(amount):
 
 
 @pytest.mark.parametrize("amount", ["much", "-2GB", 0])
-def test_a_memory_limit_that_is_none_is_refused(amount):
-    with pytest.raises(ConfigError, match=f"^memory_limit is {amount!r}, but must be an amount of memory such as"):
-        RunConfig(memory_limit=amount)
+def test_a_memory_limit_that_is_not_an_amount_is_refused(amount):
+    assert refused(memory_limit=amount) == {"setting": "memory_limit", "value": amount}
 
 
 def test_a_flag_is_true_or_false():
-    with pytest.raises(ConfigError, match=r"^checkpoint_activations is 'yes', but must be true or false\.$"):
-        RunConfig(checkpoint_activations="yes")  # type: ignore[arg-type]
+    assert refused(checkpoint_activations="yes") == {"setting": "checkpoint_activations", "value": "yes"}

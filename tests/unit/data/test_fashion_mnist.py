@@ -62,7 +62,7 @@ def test_what_the_package_has_is_checked(debian: Path):
     with pytest.raises(DataError, match=r"apt-get download .*: t10k-labels-idx1-ubyte in the package has the md5"):
         FashionMnist().locate(None, None)
     (debian / "t10k-labels-idx1-ubyte.gz").write_bytes(b"not gzip")
-    with pytest.raises(DataError, match=r"t10k-labels-idx1-ubyte\.gz cannot be unpacked"):
+    with pytest.raises(DataError, match=r"t10k-labels-idx1-ubyte\.gz cannot be decompressed"):
         FashionMnist().locate(None, None)
 
 

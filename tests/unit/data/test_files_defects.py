@@ -13,7 +13,7 @@ import sample_files
 from sample_files import ROWS, datum, write, write_lmdb
 
 from syncline.data.files.datum import write_datum
-from syncline.data.files.find import survey
+from syncline.data.files.find import scan
 from syncline.data.files.options import FileOptions
 from syncline.data.files.source import sources
 from syncline.errors import DataError
@@ -23,7 +23,7 @@ Damage = Callable[[Path], Path]
 
 
 def file_of(path: Path) -> Path:
-    """The file that is damaged: of a folder, the one in the middle."""
+    """The file that is corrupt: of a folder, the one in the middle."""
     if path.is_file():
         return path
     files = sorted(p for p in path.rglob("*") if p.is_file())
@@ -153,52 +153,52 @@ def other_size(path: Path) -> Path:
     return file_of(path)
 
 
-def no_pictures(path: Path) -> Path:
+def no_images(path: Path) -> Path:
     for file in path.rglob("*.png"):
         file.unlink()
     return path
 
 
 CASES: list[tuple[str, Damage, str]] = [
-    ("csv", empty, "is empty: it should begin with a line that names the columns"),
-    ("csv", cut_in_a_line, r"line \d+ is not sound CSV: Expected 5 columns, got 4"),
-    ("csv", garbage, "no rows|not sound CSV|no column|not a number"),
+    ("csv", empty, "is empty.*header"),
+    ("csv", cut_in_a_line, r"line \d+ is not valid CSV: Expected 5 columns, got 4"),
+    ("csv", garbage, "no rows|not valid CSV|no column|not a number"),
     ("csv", bad_cell, r"line 8: the column 'x1' has 'many', which is not a number"),
-    ("csv", missing_cell, r"line 8 is not sound CSV: Expected 5 columns, got 4"),
-    ("csv", no_value, r"line 8: the column 'x0' has no value"),
-    ("csv", header_only, "has no rows: there is nothing to train on"),
-    ("parquet", empty, "is empty: 0 bytes instead of a parquet file"),
-    ("parquet", truncated, "is not a sound parquet file"),
-    ("parquet", garbage, "is not a sound parquet file"),
+    ("csv", missing_cell, r"line 8 is not valid CSV: Expected 5 columns, got 4"),
+    ("csv", no_value, r"line 8: the column 'x0' is null"),
+    ("csv", header_only, "has no rows"),
+    ("parquet", empty, "is empty: 0 bytes instead of a Parquet file"),
+    ("parquet", truncated, "is not a valid Parquet file"),
+    ("parquet", garbage, "is not a valid Parquet file"),
     ("parquet", overwritten, r"row group 0"),
     ("parquet", of_texts, r"the column 'x1' of type string"),
-    ("parquet", null_in_group_2, r"row group 2, row 3: the column 'x1' has no value"),
-    ("parquet", no_rows, "has no rows: there is nothing to train on"),
+    ("parquet", null_in_group_2, r"row group 2, row 3: the column 'x1' is null"),
+    ("parquet", no_rows, "has no rows"),
     ("arrow", empty, "is empty: 0 bytes instead of an Arrow file"),
-    ("arrow", truncated, "is not a sound Arrow file"),
-    ("arrow", garbage, "is not a sound Arrow file"),
-    ("arrow", overwritten, r"record batch \d+ is damaged"),
+    ("arrow", truncated, "is not a valid Arrow file"),
+    ("arrow", garbage, "is not a valid Arrow file"),
+    ("arrow", overwritten, r"record batch \d+ is corrupt"),
     ("arrow", of_texts, r"the column 'x1' of type string"),
-    ("arrow", null_in_group_2, r"record batch 2, row 3: the column 'x1' has no value"),
-    ("arrow", no_rows, "has no rows: there is nothing to train on"),
-    ("images", empty, "is empty: 0 bytes instead of a picture"),
-    ("images", truncated, "cannot be read as a picture"),
-    ("images", garbage, "cannot be read as a picture"),
-    ("images", overwritten, "cannot be read as a picture"),
-    ("images", other_size, r"has 9x4 pixels, but the first picture has 4x4\. Give a size"),
-    ("images", no_pictures, "is an empty folder"),
+    ("arrow", null_in_group_2, r"record batch 2, row 3: the column 'x1' is null"),
+    ("arrow", no_rows, "has no rows"),
+    ("images", empty, "is empty: 0 bytes instead of an image"),
+    ("images", truncated, "cannot be read as an image"),
+    ("images", garbage, "cannot be read as an image"),
+    ("images", overwritten, "cannot be read as an image"),
+    ("images", other_size, r"has 9x4 pixels, .*4x4\b.*size=4"),
+    ("images", no_images, "is an empty folder"),
     ("lmdb", empty, "is empty: 0 bytes instead of an LMDB database"),
-    ("lmdb", truncated, "is cut off|is not a sound LMDB"),
-    ("lmdb", garbage, "is not a sound LMDB database"),
-    ("lmdb", cut_record, r"record 7 \(key '00000007'\) is no sound Datum"),
+    ("lmdb", truncated, "is truncated|is not a valid LMDB"),
+    ("lmdb", garbage, "is not a valid LMDB database"),
+    ("lmdb", cut_record, r"record 7 \(key '00000007'\) is not a valid Datum"),
     ("lmdb", other_record, r"record 7 \(key '00000007'\)"),
     ("lmdb", small_record, r"record 7 \(key '00000007'\) has 9 bytes, but 16 values are needed"),
-    ("lmdb", no_records, "has no rows: there is nothing to train on"),
+    ("lmdb", no_records, "has no rows"),
 ]
 
 
 def read_all(path: Path) -> None:
-    train, _ = sources(survey(str(path), FileOptions()))
+    train, _ = sources(scan(str(path), FileOptions()))
     for row in range(len(train)):
         train.fetch([row])
 
@@ -220,15 +220,15 @@ def test_a_shard_among_many_is_named(tmp_path: Path):
     table = sample_files.table()
     pq.write_table(table.rename_columns(["x0", "x1", "x2", "other", "label"]), tmp_path / "part-2.parquet")
     with pytest.raises(DataError, match=r"part-2\.parquet has no column 'x3', but .*part-0\.parquet has"):
-        survey(str(tmp_path), FileOptions())
+        scan(str(tmp_path), FileOptions())
     pq.write_table(table.set_column(3, "x3", pa.array(["a"] * ROWS)), tmp_path / "part-2.parquet")
     with pytest.raises(DataError, match=r"part-2\.parquet: the column 'x3' is of type string, but in .*double"):
-        survey(str(tmp_path), FileOptions())
+        scan(str(tmp_path), FileOptions())
 
 
-def test_a_file_that_changes_after_the_survey_is_told(tmp_path: Path):
+def test_a_file_that_changes_after_the_scan_is_reported(tmp_path: Path):
     path = write("parquet", tmp_path)
-    train, _ = sources(survey(str(path), FileOptions()))
+    train, _ = sources(scan(str(path), FileOptions()))
     pq.write_table(sample_files.table(range(ROWS - 1)), path)
     with pytest.raises(DataError, match=r"table\.parquet has changed: it has 23 rows in 1 groups, but had 24 in 5"):
         train.fetch([0])
@@ -238,28 +238,28 @@ def test_a_file_that_changes_after_the_survey_is_told(tmp_path: Path):
     ("labels", "options", "complaint"),
     [
         (["a"] * ROWS, {"classes": 0}, "the column 'label' has 'a', which is not a number"),
-        ([-1] * ROWS, {}, r"go from -1 to -1, which are no numbers of classes.*classes=0"),
-        ([0.5] * ROWS, {"classes": 3}, r"row group 0, row 0: the label is 0\.5, but the 3 classes are numbered"),
+        ([-1] * ROWS, {}, r"from -1 to -1.*classes=0"),
+        ([0.5] * ROWS, {"classes": 3}, r"row group 0, row 0: the label is 0\.5, but the 3 classes"),
         ([7] * ROWS, {"classes": 3}, r"row group 0, row 0: the label is 7, but the 3 classes"),
     ],
 )
-def test_labels_that_do_not_fit_are_told(tmp_path: Path, labels: list[object], options: dict, complaint: str):
+def test_labels_that_do_not_fit_are_reported(tmp_path: Path, labels: list[object], options: dict, complaint: str):
     table = sample_files.table()
     pq.write_table(table.set_column(4, "label", pa.array(labels)), tmp_path / "table.parquet", row_group_size=5)
     with pytest.raises(DataError, match=complaint):
-        sources(survey(str(tmp_path), FileOptions.of(options)))[0].fetch([0])
+        sources(scan(str(tmp_path), FileOptions.of(options)))[0].fetch([0])
 
 
-def test_a_folder_without_data_or_with_several_formats_is_told(tmp_path: Path):
+def test_a_folder_without_data_or_with_several_formats_is_reported(tmp_path: Path):
     with pytest.raises(DataError, match="is an empty folder"):
-        survey(str(tmp_path), FileOptions())
+        scan(str(tmp_path), FileOptions())
     (tmp_path / "notes.txt").write_text("no data")
-    with pytest.raises(DataError, match=r"has a file that is not called as data is\. Read are parquet"):
-        survey(str(tmp_path), FileOptions())
+    with pytest.raises(DataError, match=r"1 files.*parquet.*format="):
+        scan(str(tmp_path), FileOptions())
     write("csv", tmp_path)
     write("parquet", tmp_path)
-    with pytest.raises(DataError, match=r"1 of parquet, 1 of csv\. Say which to use: format='parquet'"):
-        survey(str(tmp_path), FileOptions())
-    assert survey(str(tmp_path), FileOptions(format="csv")).format == "csv"
-    with pytest.raises(DataError, match=r"There is nothing at .*gone\. Check the path\."):
-        survey(str(tmp_path / "gone"), FileOptions())
+    with pytest.raises(DataError, match=r"1 of parquet, 1 of csv.*format='parquet'"):
+        scan(str(tmp_path), FileOptions())
+    assert scan(str(tmp_path), FileOptions(format="csv")).format == "csv"
+    with pytest.raises(DataError, match=r"nothing at .*gone\."):
+        scan(str(tmp_path / "gone"), FileOptions())

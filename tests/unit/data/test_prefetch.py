@@ -17,7 +17,7 @@ from torch.utils.data import Dataset
 from torch.utils.data.dataloader import _MultiProcessingDataLoaderIter
 
 from syncline.data.order import Position, SampleOrder, Share
-from syncline.data.prefetch import Ahead, Fetched, fetch
+from syncline.data.prefetch import Fetched, Prefetcher, fetch
 from syncline.data.source import ArraySource, DatasetSource
 
 LIMIT_S = 30.0
@@ -66,7 +66,7 @@ def numbers(fetched: list[Fetched]) -> dict[tuple[int, int], tuple[float, ...]]:
 
 
 def test_items_come_in_order_and_then_the_end_again_and_again():
-    with Ahead(range(100), depth=2) as ahead:
+    with Prefetcher(range(100), depth=2) as ahead:
         assert list(ahead) == list(range(100))
         assert list(ahead) == []
         assert list(ahead) == []
@@ -83,7 +83,7 @@ def test_a_thread_works_ahead_but_only_so_far():
                 third.set()
             yield i
 
-    with Ahead(items(), depth=3) as ahead:
+    with Prefetcher(items(), depth=3) as ahead:
         assert third.wait(LIMIT_S)  # three wait in the queue, and one in the hand of the thread
         assert len(produced) == 4
         assert next(ahead) == 0
@@ -95,7 +95,7 @@ def test_an_error_comes_where_it_happened_and_stays():
         yield 2
         raise KeyError("three")
 
-    with Ahead(items()) as ahead:
+    with Prefetcher(items()) as ahead:
         assert [next(ahead), next(ahead)] == [1, 2]
         for _ in range(3):
             with pytest.raises(KeyError, match="three"):
@@ -103,7 +103,7 @@ def test_an_error_comes_where_it_happened_and_stays():
 
 
 def test_an_error_at_the_first_item_comes_at_the_first_request():
-    with Ahead(1 // x for x in [0]) as ahead, pytest.raises(ZeroDivisionError):
+    with Prefetcher(1 // x for x in [0]) as ahead, pytest.raises(ZeroDivisionError):
         next(ahead)
 
 
@@ -117,15 +117,15 @@ def test_closing_in_the_middle_ends_the_thread_and_the_generator_behind_it():
             ended.set()
 
     generator = items()  # somebody refers to it, so it is not ended for want of references
-    ahead = Ahead(generator, depth=2)
+    ahead = Prefetcher(generator, depth=2)
     assert next(ahead) == 0
     ahead.close()
     assert ended.is_set()
     assert "syncline-prefetch" not in {t.name for t in threading.enumerate()}
 
 
-def test_after_closing_there_is_nothing_more_and_nobody_waits_for_ever():
-    ahead = Ahead(itertools.count())
+def test_after_closing_there_is_nothing_more_and_no_consumer_blocks():
+    ahead = Prefetcher(itertools.count())
     next(ahead)
     ahead.close()
     ahead.close()
@@ -140,7 +140,7 @@ def test_closing_frees_who_waits_in_another_thread():
         release.wait(LIMIT_S)
         yield from ()
 
-    ahead = Ahead(items())
+    ahead = Prefetcher(items())
     assert begun.wait(LIMIT_S)
     found: list[list[int]] = []
     waits = threading.Thread(target=lambda: found.append(list(ahead)))
@@ -151,18 +151,18 @@ def test_closing_frees_who_waits_in_another_thread():
     assert found == [[]]
 
 
-def test_nobody_needs_to_ask_for_the_error_before_closing():
+def test_an_error_need_not_be_consumed_before_closing():
     def items() -> Iterator[int]:
         raise KeyError("never seen")
         yield
 
-    Ahead(items()).close()
+    Prefetcher(items()).close()
 
 
 @pytest.mark.parametrize("loaders", [0, 1, 2])
 def test_every_share_comes_with_its_samples_in_order(loaders):
     wanted = list(shares())
-    with Ahead(fetch(DatasetSource(Noisy()), iter(wanted), loaders=loaders, seed=0)) as ahead:
+    with Prefetcher(fetch(DatasetSource(Noisy()), iter(wanted), loaders=loaders, seed=0)) as ahead:
         fetched = list(ahead)
     assert [f.share.position for f in fetched] == [s.position for s in wanted]
     assert [f.data[0].tolist() for f in fetched] == [s.indices.tolist() for s in wanted]
@@ -171,7 +171,7 @@ def test_every_share_comes_with_its_samples_in_order(loaders):
 def test_arrays_need_no_loader_processes():
     before = children()
     source = ArraySource(torch.arange(20))
-    with Ahead(fetch(source, shares(), loaders=2, seed=0)) as ahead:
+    with Prefetcher(fetch(source, shares(), loaders=2, seed=0)) as ahead:
         first = next(ahead)
         assert children() == before
     assert first.data[0].tolist() == first.share.indices.tolist()
@@ -181,7 +181,7 @@ def test_arrays_need_no_loader_processes():
 def test_an_empty_share_brings_one_sample_to_show_what_samples_look_like(loaders):
     # Five samples for eight workers: the last three have nothing.
     wanted = list(shares(count=5, batch=5, rank=7, size=8))
-    with Ahead(fetch(DatasetSource(Noisy(5)), iter(wanted), loaders=loaders, seed=0)) as ahead:
+    with Prefetcher(fetch(DatasetSource(Noisy(5)), iter(wanted), loaders=loaders, seed=0)) as ahead:
         fetched = list(ahead)
     assert [len(f.share.indices) for f in fetched] == [0, 0]
     assert [f.data[0].tolist() for f in fetched] == [[0], [0]]
@@ -218,7 +218,7 @@ def test_loader_processes_leave_this_process_and_its_random_numbers_alone():
 
 def test_an_error_in_this_process_names_the_samples():
     source = DatasetSource(Noisy(bad=7))
-    with Ahead(fetch(source, shares(batch=20), loaders=0, seed=0)) as ahead, pytest.raises(KeyError) as caught:
+    with Prefetcher(fetch(source, shares(batch=20), loaders=0, seed=0)) as ahead, pytest.raises(KeyError) as caught:
         list(ahead)
     first = ", ".join(str(i) for i in next(shares(batch=20)).indices[:5])
     assert caught.value.__notes__ == [f"This happened while reading samples {first}, ... (20 in all) of epoch 0."]
@@ -235,7 +235,7 @@ def test_an_error_for_an_empty_share_names_the_sample_that_stood_in():
 def test_an_error_in_a_loader_process_names_the_very_sample_and_leaves_no_process():
     before = children()
     good: list[Fetched] = []
-    with Ahead(fetch(DatasetSource(Noisy(bad=7)), shares(), loaders=2, seed=0)) as ahead:
+    with Prefetcher(fetch(DatasetSource(Noisy(bad=7)), shares(), loaders=2, seed=0)) as ahead:
         with pytest.raises(KeyError) as caught:
             good.extend(ahead)
         text = str(caught.value)
@@ -254,13 +254,13 @@ def test_a_loader_process_that_is_killed_is_an_error_and_not_a_hang(monkeypatch)
             os._exit(9)
 
     items = fetch(DatasetSource(Deadly()), shares(), loaders=1, seed=0)
-    with Ahead(items) as ahead, pytest.raises(RuntimeError, match="exited unexpectedly: exit code 9"):
+    with Prefetcher(items) as ahead, pytest.raises(RuntimeError, match="exited unexpectedly: exit code 9"):
         next(ahead)
 
 
 def test_closing_in_the_middle_ends_the_loader_processes():
     before = children()
-    with Ahead(fetch(DatasetSource(Noisy(1000)), shares(1000), loaders=2, seed=0)) as ahead:
+    with Prefetcher(fetch(DatasetSource(Noisy(1000)), shares(1000), loaders=2, seed=0)) as ahead:
         next(ahead)
         assert len(children() - before) == 2
     assert children() == before

@@ -61,18 +61,18 @@ def test_the_info_says_that_these_are_tokens(folder: Path):
 
 @pytest.mark.parametrize("options", [{"block": 0}, {"block": 1.5}, {"stride": -1}, {"block": True}])
 def test_a_window_has_a_whole_number_of_characters(options: dict[str, object]):
-    with pytest.raises(ConfigError, match="must be a whole number of 1 or more"):
+    with pytest.raises(ConfigError, match="must be an integer of 1 or more"):
         Shakespeare(**options)  # type: ignore[arg-type]
 
 
-def test_a_window_longer_than_the_text_is_told(folder: Path):
+def test_a_window_longer_than_the_text_is_reported(folder: Path):
     with pytest.raises(DataError, match=r"has 100 characters to test on, too few for a window of 100.*smaller block"):
         Shakespeare(block=100).info(folder)
 
 
-def test_a_damaged_text_is_named(tmp_path: Path):
+def test_a_corrupt_text_is_named(tmp_path: Path):
     (tmp_path / "input.txt").write_bytes(b"abc\xff")
-    with pytest.raises(DataError, match=r"input\.txt is damaged: byte 3 is not UTF-8"):
+    with pytest.raises(DataError, match=r"input\.txt is corrupt: byte 3 is not UTF-8"):
         Shakespeare().info(tmp_path)
     (tmp_path / "input.txt").unlink()
     (tmp_path / "input.txt.gz").write_bytes(gzip.compress(TEXT.encode())[:-9])

@@ -8,11 +8,11 @@ import numpy as np
 import pytest
 import torch
 
+from syncline.data.assignment import Assignment
 from syncline.data.augmented import AugmentedSource
 from syncline.data.order import Position, SampleOrder
 from syncline.data.prefetch import fetch
 from syncline.data.source import ArraySource
-from syncline.data.stint import Stint
 from syncline.data.transforms import Transform, parse, transform_names
 from syncline.errors import ConfigError, DataError
 from syncline.task import Task
@@ -20,7 +20,7 @@ from syncline.task import Task
 COUNT = 25
 PICTURES = torch.rand(COUNT, 3, 8, 6, generator=torch.Generator().manual_seed(0))
 LABELS = torch.arange(COUNT)
-EVERYTHING = "crop(padding=2), flip, vertical_flip, cutout(size=3), noise(deviation=0.1), normalize(mean=0.4, std=0.2)"
+EVERYTHING = "crop(padding=2), flip, vertical_flip, cutout(size=3), noise(std=0.1), normalize(mean=0.4, std=0.2)"
 
 
 def jitter(x: torch.Tensor) -> torch.Tensor:
@@ -35,14 +35,14 @@ def applied(text: str, inputs: torch.Tensor, number: float = 0.0) -> torch.Tenso
     return transform(inputs, lambda which: np.full(len(inputs), number))
 
 
-def seen(workers: int, *, makeup: tuple = (), epochs: int = 2, batch: int = 7) -> dict[tuple[int, int], torch.Tensor]:
+def seen(workers: int, *, requeued: tuple = (), epochs: int = 2, batch: int = 7) -> dict[tuple[int, int], torch.Tensor]:
     """Every augmented sample by epoch and index, as some workers see them."""
     source = AugmentedSource(ArraySource(PICTURES, LABELS), (*parse(EVERYTHING), jitter), seed=5, is_training=True)
     order = SampleOrder(seed=1, count=COUNT, batch=batch)
-    stint = Stint(Position(), workers, COUNT, batch, epochs, makeup)
+    assignment = Assignment(Position(), workers, COUNT, batch, epochs, requeued)
     found = {}
     for rank in range(workers):
-        for fetched in fetch(source, order.shares_of(stint, rank), loaders=0, seed=1):
+        for fetched in fetch(source, order.shares_of(assignment, rank), loaders=0, seed=1):
             inputs, labels = fetched.data
             places = [epoch for epoch, low, high in fetched.share.ranges for _ in range(low, high)]
             found |= {(e, int(y)): x for e, x, y in zip(places, inputs, labels, strict=False)}
@@ -56,9 +56,9 @@ def test_one_worker_and_three_see_the_same_bits():
     assert all(torch.equal(alone[key], other) for key, other in seen(2, batch=4).items())
 
 
-def test_a_sample_that_is_made_up_for_later_looks_as_it_would_have():
+def test_a_sample_that_is_requeued_looks_as_it_would_have():
     alone = seen(1)
-    late = seen(2, makeup=((0, 3, 9),), epochs=1)
+    late = seen(2, requeued=((0, 3, 9),), epochs=1)
     assert all(torch.equal(alone[key], late[key]) for key in late)
 
 
@@ -81,15 +81,15 @@ def test_own_callables_leave_the_generators_of_the_process_alone():
 
 
 def test_test_data_gets_only_what_is_not_random():
-    transforms = (*parse("crop, resize(size=4), flip, grey"), jitter)
+    transforms = (*parse("crop, resize(size=4), flip, gray"), jitter)
     test = AugmentedSource(ArraySource(PICTURES, LABELS), transforms, seed=0, is_training=False)
     inputs, labels = test.fetch(range(COUNT))
-    expected = applied("grey", applied("resize(size=4)", PICTURES))
+    expected = applied("gray", applied("resize(size=4)", PICTURES))
     assert torch.equal(inputs, expected)
     assert torch.equal(labels, LABELS)
 
 
-def test_crop_moves_the_picture_and_fills_with_zeros():
+def test_crop_moves_the_image_and_fills_with_zeros():
     assert torch.equal(applied("crop(padding=2)", PICTURES, 0.5), PICTURES)
     moved = applied("crop(padding=2)", PICTURES, 0.0)
     assert torch.equal(moved[..., 2:, 2:], PICTURES[..., :-2, :-2])
@@ -111,21 +111,21 @@ def test_cutout_leaves_a_square_of_zeros():
 def test_normalize_grey_and_resize_compute_what_they_say():
     per_channel = applied("normalize(mean=(0.1, 0.2, 0.3), std=(1, 2, 4))", PICTURES)
     torch.testing.assert_close(per_channel[:, 2], (PICTURES[:, 2] - 0.3) / 4)
-    grey = applied("grey", PICTURES)
-    torch.testing.assert_close(grey[:, 0], 0.299 * PICTURES[:, 0] + 0.587 * PICTURES[:, 1] + 0.114 * PICTURES[:, 2])
+    gray = applied("gray", PICTURES)
+    torch.testing.assert_close(gray[:, 0], 0.299 * PICTURES[:, 0] + 0.587 * PICTURES[:, 1] + 0.114 * PICTURES[:, 2])
     assert applied("resize(size=(4, 3))", PICTURES).shape == (COUNT, 3, 4, 3)
     torch.testing.assert_close(applied("resize(size=5)", torch.ones(1, 1, 9, 9)), torch.ones(1, 1, 5, 5))
 
 
 def test_noise_has_the_deviation_asked_for():
-    noisy = AugmentedSource(ArraySource(torch.zeros(9, 1000)), parse("noise(deviation=0.5)"), seed=0, is_training=True)
+    noisy = AugmentedSource(ArraySource(torch.zeros(9, 1000)), parse("noise(std=0.5)"), seed=0, is_training=True)
     (inputs,) = noisy.fetch(range(9))
     assert float(inputs.std()) == pytest.approx(0.5, rel=0.05)
     assert not torch.equal(inputs[0], inputs[1])
 
 
 def test_draws_are_uniform_and_differ_between_purposes():
-    from syncline.data.draws import uniform
+    from syncline.data.augmented import uniform
 
     indices = np.arange(20_000)
     first, second = (uniform(3, np.zeros_like(indices), indices, purpose) for purpose in (0, 1))
@@ -138,21 +138,21 @@ def test_draws_are_uniform_and_differ_between_purposes():
 def test_a_task_tells_the_model_what_shape_comes_out():
     task = Task(model="mlp", data="digits", augment=["resize(size=4)", {"name": "flip", "p": 0.1}])
     assert task.with_defaults().located(None, None).data.info.input_shape == (1, 4, 4)
-    with pytest.raises(DataError, match=r"grey is for pictures with 3 channels, but the inputs are \(1, 8, 8\)"):
-        Task(model="mlp", data="digits", augment="grey").located(None, None)
-    with pytest.raises(DataError, match=r"crop is for pictures, .* but the inputs are \(4,\)"):
+    with pytest.raises(DataError, match=r"gray.*3 channels.*\(1, 8, 8\)"):
+        Task(model="mlp", data="digits", augment="gray").located(None, None)
+    with pytest.raises(DataError, match=r"crop.*\(4,\)"):
         Task(model="mlp", data="iris", augment="crop").located(None, None)
 
 
 @pytest.mark.parametrize(
     ("text", "complaint"),
     [
-        ("crob", r"There is no transform 'crob'\. Did you mean 'crop'\?"),
-        ("crop(pading=4)", r"crop has no option 'pading'\. Did you mean 'padding'\?"),
+        ("crob", r"'crob'.*'crop'"),
+        ("crop(pading=4)", r"crop.*'pading'.*'padding'"),
         ("resize", r"resize needs size"),
     ],
 )
-def test_a_mistake_in_a_name_is_told_before_anything_starts(text: str, complaint: str):
+def test_a_mistake_in_a_name_is_reported_before_anything_starts(text: str, complaint: str):
     with pytest.raises(ConfigError, match=complaint):
         Task(model="mlp", data="digits", augment=text)
 

@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-from syncline.comms.sockets import interface_of
+from syncline.comms.torch_group import interface_of
 from syncline.engines.network import LOOPBACK, Host, Network
 
 
-def test_processes_are_dealt_out_in_turn_and_a_replacement_comes_to_the_same_place():
+def test_processes_are_assigned_to_hosts_in_turn_and_a_replacement_to_the_same_host():
     network = Network("10.0.0.1", tuple(Host(name, f"10.0.0.{i + 2}") for i, name in enumerate("abc")))
-    assert [network.host_of(number).name for number in range(7)] == list("abcabca")
+    assert [network.host_of(worker_id).name for worker_id in range(7)] == list("abcabca")
 
 
-def test_by_default_everybody_is_on_this_machine_and_speaks_to_it_only():
+def test_by_default_all_processes_use_the_loopback_address():
     assert {LOOPBACK.driver, *(LOOPBACK.host_of(n).address for n in range(5))} == {"127.0.0.1"}
 
 

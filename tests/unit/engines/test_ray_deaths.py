@@ -1,7 +1,8 @@
-"""What the Ray engine does when actors end, with a Ray that does as it is told. The real one is in integration/."""
+"""What the Ray engine does when actors end, with a fake Ray. The real one is in integration/."""
 
 from __future__ import annotations
 
+import re
 import threading
 import time
 import types
@@ -32,13 +33,13 @@ class Actors:
 
     def remote(self, **options: Any) -> Any:
         assert (options["max_restarts"], options["max_task_retries"]) == (0, 0)
-        actor = types.SimpleNamespace(keep=types.SimpleNamespace(remote=self._keep))
+        actor = types.SimpleNamespace(run=types.SimpleNamespace(remote=self._run))
         made = types.SimpleNamespace(options=lambda **_: types.SimpleNamespace(remote=lambda: actor))
         return lambda kind: made
 
-    def _keep(self, address: str, secret: str, seat: int, folder: str) -> int:
+    def _run(self, address: str, secret: str, slot: int, folder: str) -> int:
         with self.changed:
-            self.asked.append(seat)
+            self.asked.append(slot)
             self.changed.notify_all()
             return len(self.asked) - 1  # the future
 
@@ -100,43 +101,43 @@ def actors(monkeypatch: pytest.MonkeyPatch) -> Actors:
 @pytest.fixture
 def engine(actors: Actors) -> Any:
     engine = RayEngine("ray")
-    engine._summon(2)
+    engine._start_agents(2)
     yield engine
     engine.close()
 
 
-def test_an_actor_that_dies_is_replaced_at_the_same_seat(actors, engine):
+def test_an_actor_that_dies_is_replaced_in_the_same_slot(actors, engine):
     actors.end(1, RuntimeError("The actor died because its node has died."))
     actors.until(lambda: len(actors.asked) == 3)
     assert actors.asked == [0, 1, 1]
-    assert engine._trouble() is None
+    assert engine._startup_problem() is None
 
 
-def test_an_actor_that_gave_up_is_ended_before_another_is_asked_for(actors, engine):
-    actors.end(0, "the driver was not heard for 30 s")
+def test_an_actor_that_gave_up_is_killed_before_another_is_requested(actors, engine):
+    actors.end(0, "the driver sent no heartbeat for 30 s")
     actors.until(lambda: len(actors.asked) == 3)
-    assert len(actors.killed) == 1, "it would keep the place"
+    assert len(actors.killed) == 1, "it would keep its resources"
 
 
-def test_after_three_quick_deaths_in_one_place_there_is_no_fourth_and_the_reason_is_told(actors, engine):
+def test_after_three_quick_deaths_in_one_slot_no_more_actors_are_started_and_the_reason_is_reported(actors, engine):
     for future, asked in [(1, 3), (2, 4)]:
         actors.end(future, ZeroDivisionError("the first line\nand more"))
         actors.until(lambda asked=asked: len(actors.asked) == asked)
     actors.end(3, ZeroDivisionError("the last\nand more"))
-    actors.until(lambda: engine._trouble() is not None)
-    assert engine._trouble() == "3 Ray actors in a row did not live for long; the last: the last"
+    actors.until(lambda: engine._startup_problem() is not None)
+    assert re.fullmatch("3 Ray actors .*: the last", engine._startup_problem())
     assert actors.asked == [0, 1, 1, 1]
 
 
-def test_at_the_end_of_a_run_nobody_is_replaced(actors, engine, monkeypatch):
-    leave = engine._dismiss
+def test_at_the_end_of_a_run_no_actor_is_replaced(actors, engine, monkeypatch):
+    stop = engine._stop_agents
 
     def after_all_have_left() -> None:
         for future in (0, 1):
             actors.end(future, "the run is over")
-        actors.until(lambda: not engine._posts)
-        leave()
+        actors.until(lambda: not engine._actors)
+        stop()
 
-    monkeypatch.setattr(engine, "_dismiss", after_all_have_left)
+    monkeypatch.setattr(engine, "_stop_agents", after_all_have_left)
     engine.close()
     assert actors.asked == [0, 1]

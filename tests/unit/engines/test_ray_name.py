@@ -1,8 +1,9 @@
-"""What may be written after --engine for Ray; nothing is started here."""
+"""The syntax of --engine for Ray; nothing is started here."""
 
 from __future__ import annotations
 
 import builtins
+import re
 import socket
 import subprocess
 import sys
@@ -12,59 +13,57 @@ from typing import Any
 import pytest
 
 from syncline.engines.choose import engine_for
-from syncline.engines.ray import Wanted, read_name
+from syncline.engines.ray import RayResources, read_name
 from syncline.errors import ConfigError
 
 
 @pytest.mark.parametrize(
-    ("name", "wanted"),
+    ("name", "resources"),
     [
-        ("ray", Wanted()),
-        ("ray?spread", Wanted(is_spread=True)),
-        ("ray://10.0.0.5:6379", Wanted(address="10.0.0.5:6379")),
-        ("ray://head.cluster:6379?spread&cpus=2", Wanted(address="head.cluster:6379", is_spread=True, cpus=2.0)),
-        ("ray://[fd00::2]:6379", Wanted(address="[fd00::2]:6379")),
-        ("ray?cpus=0.5&gpus=1&wait=600", Wanted(cpus=0.5, gpus=1.0, wait_s=600.0)),
-        ("ray?gpus=0", Wanted()),
+        ("ray", RayResources()),
+        ("ray?spread", RayResources(is_spread=True)),
+        ("ray://10.0.0.5:6379", RayResources(address="10.0.0.5:6379")),
+        ("ray://head.cluster:6379?spread&cpus=2", RayResources(address="head.cluster:6379", is_spread=True, cpus=2.0)),
+        ("ray://[fd00::2]:6379", RayResources(address="[fd00::2]:6379")),
+        ("ray?cpus=0.5&gpus=1&wait=600", RayResources(cpus=0.5, gpus=1.0, wait_s=600.0)),
+        ("ray?gpus=0", RayResources()),
     ],
 )
-def test_a_name_says_where_and_how_much(name, wanted):
-    assert read_name(name) == wanted
+def test_a_name_gives_the_address_and_the_resources(name, resources):
+    assert read_name(name) == resources
 
 
 @pytest.mark.parametrize("name", ["ray://", "ray://head", "ray://head:", "ray://:6379", "ray://head:99999", "ray:6379"])
-def test_a_name_without_an_address_is_answered_with_the_form(name):
-    with pytest.raises(ConfigError, match=r"ray://HOST:PORT, and after a \? any of: spread, cpus=N") as caught:
+def test_a_name_without_an_address_is_refused_with_the_syntax(name):
+    with pytest.raises(ConfigError, match=r"ray://HOST:PORT.*spread, cpus=N") as caught:
         read_name(name)
-    assert repr(name) in str(caught.value)
+    assert (caught.value.code, caught.value.facts["value"]) == ("invalid-engine", name)
 
 
 @pytest.mark.parametrize("option", ["pack", "cpu=2", "spread=1", "workers=3"])
-def test_an_unknown_option_is_answered_with_those_there_are(option):
-    with pytest.raises(ConfigError, match="any of: spread, cpus=N, gpus=N, wait=SECONDS") as caught:
+def test_an_unknown_option_is_refused_with_the_known_ones(option):
+    with pytest.raises(ConfigError, match="spread, cpus=N, gpus=N, wait=SECONDS") as caught:
         read_name(f"ray?{option}")
-    assert repr(option) in str(caught.value)
+    assert caught.value.facts["option"] == option
 
 
 @pytest.mark.parametrize("option", ["cpus=0", "cpus=-1", "cpus=many", "cpus=", "cpus", "gpus=-1", "gpus=nan", "wait=0"])
-def test_an_amount_that_is_none_is_answered_with_an_example(option):
-    with pytest.raises(ConfigError, match=r"it takes a number (above 0|of 0 or more), as in "):
+def test_an_invalid_amount_is_refused_with_an_example(option):
+    with pytest.raises(ConfigError, match=r"a number (above 0|of 0 or more)"):
         read_name(f"ray?{option}")
 
 
-def test_a_place_is_one_cpu_unless_more_is_said():
-    assert Wanted().bundle == {"CPU": 1.0}
-    assert Wanted(cpus=4.0, gpus=1.0).bundle == {"CPU": 4.0, "GPU": 1.0}
+def test_a_worker_gets_one_cpu_by_default():
+    assert RayResources().bundle == {"CPU": 1.0}
+    assert RayResources(cpus=4.0, gpus=1.0).bundle == {"CPU": 4.0, "GPU": 1.0}
 
 
-def test_what_is_lacking_is_told_with_both_numbers():
-    wanted = Wanted(cpus=2.0, gpus=1.0)
-    assert wanted.lacks(2, {"CPU": 8.0})
-    assert not wanted.lacks(2, {"CPU": 4.0, "GPU": 2.0})
-    assert wanted.in_words(2, {"CPU": 8.0}, {"CPU": 3.0}) == (
-        "Asked for: 2 places of 2 CPUs and 1 GPU each. "
-        "The cluster has 8 CPUs, 3 of them free and 0 GPUs, 0 of them free."
-    )
+def test_missing_resources_are_reported_with_both_numbers():
+    resources = RayResources(cpus=2.0, gpus=1.0)
+    assert resources.lacks(2, {"CPU": 8.0})
+    assert not resources.lacks(2, {"CPU": 4.0, "GPU": 2.0})
+    shown = resources.describe(2, {"CPU": 8.0}, {"CPU": 3.0})
+    assert re.search("2 workers with 2 CPUs and 1 GPU each.* 8 CPUs, 3 of them free and 0 GPUs, 0 of them free", shown)
 
 
 @pytest.mark.parametrize("name", ["ray?everywhere", "ray://nowhere"])
@@ -74,7 +73,7 @@ def test_the_name_is_read_before_ray_is_loaded(name, monkeypatch):
         engine_for(name)
 
 
-def test_without_ray_the_answer_is_what_to_install(monkeypatch):
+def test_without_ray_the_error_says_what_to_install(monkeypatch):
     really = builtins.__import__
 
     def without_ray(name: str, *rest: Any) -> Any:
@@ -83,16 +82,16 @@ def test_without_ray_the_answer_is_what_to_install(monkeypatch):
         return really(name, *rest)
 
     monkeypatch.setattr(builtins, "__import__", without_ray)
-    with pytest.raises(ConfigError, match=r"^Ray is not installed: pip install 'syncline\[ray\]'$"):
+    with pytest.raises(ConfigError, match=r"pip install 'syncline\[ray\]'"):
         engine_for("ray")
 
 
-def test_where_nobody_answers_the_error_says_which_address_is_meant():
-    with pytest.raises(ConfigError, match=r"No Ray cluster answers at 127\.0\.0\.1:9\. .*6379 unless it was set"):
+def test_if_no_cluster_answers_the_error_says_which_address_to_use():
+    with pytest.raises(ConfigError, match=r"127\.0\.0\.1:9\..*6379"):
         engine_for("ray://127.0.0.1:9")
 
 
-def test_somebody_else_at_that_address_is_not_taken_for_ray():
+def test_another_server_at_that_address_is_not_taken_for_ray():
     with socket.create_server(("0.0.0.0", 0)) as listener:
 
         def answer() -> None:
@@ -101,16 +100,16 @@ def test_somebody_else_at_that_address_is_not_taken_for_ray():
                 connection.recv(1024)
                 connection.sendall(b"HTTP/1.0 400 Bad request\r\n\r\n")
 
-        somebody = threading.Thread(target=answer)
-        somebody.start()
+        server = threading.Thread(target=answer)
+        server.start()
         with pytest.raises(ConfigError, match="No Ray cluster answers at"):
             engine_for(f"ray://127.0.0.1:{listener.getsockname()[1]}")
-        somebody.join()
+        server.join()
 
 
 def test_the_address_of_ray_client_is_not_taken_for_that_of_a_cluster(monkeypatch):
     monkeypatch.setenv("RAY_ADDRESS", "ray://127.0.0.1:10001")
-    with pytest.raises(ConfigError, match=r"RAY_ADDRESS=ray://127\.0\.0\.1:10001 is the address of Ray Client"):
+    with pytest.raises(ConfigError, match=r"RAY_ADDRESS=ray://127\.0\.0\.1:10001.* Ray Client"):
         engine_for("ray")
 
 

@@ -11,15 +11,15 @@ import torch
 
 from syncline.data.source import as_source
 from syncline.errors import DataError
-from syncline.spark.spilled import Part, PartWriter, SpilledFrame
+from syncline.spark.spilled import PartWriter, SpilledFile, SpilledFrame
 
 
-def write(path: Path, *batches: tuple[np.ndarray, np.ndarray]) -> Part:
+def write(path: Path, *batches: tuple[np.ndarray, np.ndarray]) -> SpilledFile:
     writer = PartWriter(path)
     for features, labels in batches:
         writer.write(features, labels)
     writer.close()
-    return Part(str(path), writer.rows)
+    return SpilledFile(str(path), writer.rows)
 
 
 def rows(first: int, count: int) -> tuple[np.ndarray, np.ndarray]:

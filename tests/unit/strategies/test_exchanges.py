@@ -1,4 +1,4 @@
-"""Details of what strategies do that no contract sees: bytes, what is told, who gets what from whom."""
+"""Details of what strategies do that no contract sees: bytes, what is logged, which worker gets what."""
 
 from __future__ import annotations
 
@@ -11,26 +11,27 @@ import pytest
 import torch
 from torch import nn
 
-from syncline.algorithms.brackets import draw
-from syncline.algorithms.codecs import Int8
-from syncline.algorithms.mixing import TOPOLOGIES, receivers
+from syncline.comms import codecs
+from syncline.comms.codecs import Int8Codec
+from syncline.comms.mixing import TOPOLOGIES, receivers
 from syncline.comms.parameter_server.client import ParameterServers
 from syncline.data.order import Position, SampleOrder
 from syncline.errors import UnknownName
-from syncline.strategies.combine import CodecCombiner
-from syncline.strategies.combine_updates import CombineUpdates
-from syncline.strategies.compete import Compete
+from syncline.strategies.brackets import draw
 from syncline.strategies.exchange import Replica
 from syncline.strategies.flat import FlatParameters
 from syncline.strategies.gradients import GradientBuffer
-from syncline.strategies.how import Exact, OneBit
-from syncline.strategies.mix_neighbours import MixNeighbours
-from syncline.strategies.power import PowerCombiner
-from syncline.strategies.push_and_fetch import PushAndFetch
-from syncline.strategies.what import Models, Updates
+from syncline.strategies.how import Exact
+from syncline.strategies.methods.asynchronous_servers import AsynchronousServerExchange
+from syncline.strategies.methods.tournament import Tournament
+from syncline.strategies.reading import read_strategy
+from syncline.strategies.reducers import CodecReducer, PowerSGDReducer
+from syncline.strategies.what import Models
+from syncline.strategies.when import Every
+from syncline.strategies.whom import Rivals
 from syncline.testing.threads import run_on_threads
 from syncline.testing.trials import Problem, RecordingLog, linear_problem, train_on_threads
-from syncline.workers.step import RIDERS
+from syncline.workers.update import PIGGYBACKED_COUNT
 
 NUMEL = 47  # of the model of linear_problem: 5 x 6 + 5 + 2 x 5 + 2
 
@@ -40,7 +41,7 @@ def replica_of(collective, start: float, *, seed: int = 0, score: Callable | Non
     model = nn.Linear(2, 1, bias=False)
     nn.init.constant_(model.weight, start)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.0, **options)
-    gradients = GradientBuffer(model.parameters(), collective, RIDERS, is_flat=True)
+    gradients = GradientBuffer(model.parameters(), collective, PIGGYBACKED_COUNT, is_flat=True)
     log = RecordingLog()
     return Replica(
         model,
@@ -60,10 +61,10 @@ def replica_of(collective, start: float, *, seed: int = 0, score: Callable | Non
 @pytest.mark.parametrize("size", [2, 4, 5])
 def test_a_gossiping_worker_sends_its_model_to_each_that_takes_it_and_to_nobody_else(topology, size):
     def work(collective):
-        exchange = MixNeighbours(replica_of(collective, 1.0), topology, steps=1)
+        exchange = read_strategy(f"gossip('{topology}')").method.exchange(replica_of(collective, 1.0))
         exchange.begin()
         before = collective.bytes_sent
-        exchange.mix(1)
+        exchange.combine(1.0, 1)
         return collective.bytes_sent - before
 
     mixing = TOPOLOGIES[topology](range(size), 1, 0)
@@ -76,7 +77,7 @@ def bytes_to_servers(trial, rank: int) -> int:
     return servers()
 
 
-@pytest.mark.parametrize(("how", "nbytes"), [("", 4 * NUMEL), (" + int8", Int8().wire_bytes(NUMEL))])
+@pytest.mark.parametrize(("how", "nbytes"), [("", 4 * NUMEL), (" + int8", Int8Codec().wire_bytes(NUMEL))])
 def test_a_push_costs_what_its_encoding_does(how, nbytes):
     trial = train_on_threads(f"server-async{how}", 2, steps=5)
     assert bytes_to_servers(trial, 1) == 5 * nbytes, "and nothing at the end, where nothing is left"
@@ -107,30 +108,30 @@ def test_hogwild_sends_nothing_however_long_it_trains():
 def test_workers_that_combine_updates_tell_how_far_they_were_from_the_mean():
     def work(collective):
         replica = replica_of(collective, 2.0)
-        exchange = CombineUpdates(replica, Updates(), 1, Exact())
+        exchange = read_strategy("sparknet(1)").method.exchange(replica)
         exchange.begin()
         FlatParameters(replica.gradients.parameters).write(torch.tensor([[1.0, 1.0], [5.0, 5.0]][collective.rank]))
-        exchange.combine(0.5)
+        exchange.combine(0.5, 0)
         return replica.log.disagreements, replica.model.weight.flatten().tolist()
 
-    for told, weight in run_on_threads(2, work):
+    for logged, weight in run_on_threads(2, work):
         assert weight == [3.0, 3.0]
-        assert told == pytest.approx([2 / 3])  # |1 - 3| / |3|
+        assert logged == pytest.approx([2 / 3])  # |1 - 3| / |3|
 
 
 def test_workers_that_gossip_tell_how_far_they_were_from_the_mean():
     def work(collective):
         replica = replica_of(collective, 0.0)
-        exchange = MixNeighbours(replica, "ring", steps=1)
+        exchange = read_strategy("gossip(ring)").method.exchange(replica)
         exchange.begin()
         flat = FlatParameters(replica.gradients.parameters)
         flat.write(torch.full((2,), [1.0, 5.0][collective.rank]))
-        exchange.mix(0)
+        exchange.combine(1.0, 0)
         return replica.log.disagreements, flat.read().tolist()
 
-    for told, weight in run_on_threads(2, work):
+    for logged, weight in run_on_threads(2, work):
         assert weight == [3.0, 3.0]
-        assert told == pytest.approx([2 / 3])
+        assert logged == pytest.approx([2 / 3])
 
 
 # ---------------------------------------------------------------------------------------------------- tournaments
@@ -148,7 +149,7 @@ def tournament(size: int, what: Models, *, seed: int = 0):
             score=lambda model: float(model.weight.detach().sum()),
             momentum=place / 10,
         )
-        exchange = Compete(replica, what, steps=1)
+        exchange = Tournament(what, Every(1), Rivals(), Exact()).exchange(replica)
         exchange.begin()
         factor = exchange.private_state()["lr_factor"]
         replica.gradients.flats[0].fill_(float(place))
@@ -211,7 +212,7 @@ def test_what_all_have_in_common_is_the_best_model_and_each_gets_its_own_back():
         replica = replica_of(
             collective, [3.0, 1.0, 2.0][collective.rank], score=lambda model: float(model.weight.detach().sum())
         )
-        exchange = Compete(replica, Models(), steps=9)
+        exchange = Tournament(Models(), Every(9), Rivals(), Exact()).exchange(replica)
         exchange.begin()
         with exchange.shared():
             inside = float(replica.model.weight.detach().mean())
@@ -278,9 +279,9 @@ def test_of_embeddings_only_the_touched_rows_travel():
 
 def test_pushing_rows_comes_to_the_same_as_pushing_all_of_an_embedding(monkeypatch):
     problem = words_problem()
-    # Alone, for of two whoever comes later may see what the other one has pushed.
+    # Alone: of two workers, the later one may see what the other has pushed.
     by_rows = train_on_threads("server-async", 1, steps=1, problem=problem)
-    monkeypatch.setattr(PushAndFetch, "_touched_rows", lambda self: None)
+    monkeypatch.setattr(AsynchronousServerExchange, "_touched_rows", lambda self: None)
     whole = train_on_threads("server-async", 1, steps=1, problem=problem)
     assert by_rows.logs[0].bytes_sent < whole.logs[0].bytes_sent
     assert torch.equal(by_rows.shared[0], whole.shared[0])
@@ -295,7 +296,7 @@ def test_a_switch_is_told_at_the_step_at_which_it_happens(until):
     assert [log.switches for log in trial.logs] == [[(4, "updates | every(steps=2) | everyone | exact")]] * 2
 
 
-def test_workers_that_trained_apart_go_on_with_one_optimiser():
+def test_workers_that_trained_apart_go_on_with_one_optimizer():
     """Momenta that differ would drive workers apart that take the same gradients from the same parameters."""
     problem = linear_problem(momentum=0.9)
     trial = train_on_threads("sparknet(tau=3) until step 6, then allreduce", 3, steps=9, problem=problem)
@@ -307,7 +308,7 @@ def test_workers_that_trained_apart_go_on_with_one_optimiser():
 # ------------------------------------------------------------------------------------------------------ hierarchies
 
 
-def test_a_group_takes_over_the_optimiser_that_its_leader_has_averaged():
+def test_a_group_takes_over_the_optimizer_that_its_leader_has_averaged():
     text = "hierarchy(inside_host=gradients | every(1), across_hosts=updates(optimizer_state=True) | every(2))"
     trial = train_on_threads(text, 4, steps=3, problem=linear_problem(momentum=0.9))
     buffers = [torch.cat([s["momentum_buffer"].flatten() for s in o["state"].values()]) for o in trial.optimizers]
@@ -323,14 +324,14 @@ def test_powersgd_of_a_gradient_of_its_own_rank_is_exact():
     bias = torch.randn(5, generator=generator)
 
     def work(collective):
-        combiner = PowerCombiner(1, [(6, 5), (5,)], collective, seed=0)
+        reducer = PowerSGDReducer(1, [(6, 5), (5,)], collective, seed=0)
         sums = []
         for _ in range(2):
             scale = float(collective.rank + 1)
             flat = torch.cat([scale * torch.outer(left, right).flatten(), scale * bias])
-            combiner.sum_(flat, 0.5)
+            reducer.all_reduce_(flat, 0.5)
             sums.append(flat)
-        return torch.stack(sums), combiner.state()["residual"]
+        return torch.stack(sums), reducer.state()["residual"]
 
     expected = 3.0 * torch.cat([torch.outer(left, right).flatten(), bias])  # (1 + 2 + 3) / 2
     for sums, residual in run_on_threads(3, work):
@@ -340,14 +341,14 @@ def test_powersgd_of_a_gradient_of_its_own_rank_is_exact():
 
 def test_an_exchange_that_another_worker_spoils_counts_as_not_sent():
     def work(collective):
-        combiner = CodecCombiner(OneBit(), collective)
-        combiner.sum_(torch.linspace(-1.0, 2.0, 9), 0.5)
-        before = combiner.state()["residual"].clone()
+        reducer = CodecReducer(codecs.OneBitCodec(), collective)
+        reducer.all_reduce_(torch.linspace(-1.0, 2.0, 9), 0.5)
+        before = reducer.state()["residual"].clone()
         flat = torch.linspace(-1.0, 3.0, 9)
         flat[4] = math.nan if collective.rank == 1 else 0.0
-        combiner.sum_(flat, 0.5)
+        reducer.all_reduce_(flat, 0.5)
         assert not flat.isfinite().all()
-        return torch.equal(combiner.state()["residual"], before) and bool(before.any())
+        return torch.equal(reducer.state()["residual"], before) and bool(before.any())
 
     assert run_on_threads(2, work) == [True, True]
 
@@ -373,8 +374,8 @@ def test_servers_that_throw_a_step_away_leave_what_could_not_be_sent_as_an_allre
 
 
 @pytest.mark.parametrize("strategy", ["server-async", "server-async(shards=2)", "nexus(largest=1)"])
-def test_coming_together_is_no_step_of_the_servers_optimiser(strategy):
-    problem = linear_problem(momentum=0.9, lr=0.02)  # five epochs: the momentum would go on by itself after each
+def test_coming_together_is_no_step_of_the_servers_optimizer(strategy):
+    problem = linear_problem(momentum=0.9, lr=0.02)  # five epochs: the momentum would move on by itself after each
     alone = train_on_threads("allreduce", 1, steps=20, problem=problem)
     served = train_on_threads(strategy, 1, steps=20, problem=problem)
     torch.testing.assert_close(served.shared[0], alone.shared[0], rtol=1e-5, atol=1e-6)

@@ -14,7 +14,7 @@ from syncline.testing.threads import run_on_threads
 
 
 class OneOfTwo(Solo):
-    """A worker that has somebody to exchange with, as far as the buffer is concerned."""
+    """A worker that is not alone, as far as the buffer is concerned."""
 
     size = 2
 
@@ -40,7 +40,7 @@ def lies_in(part: torch.Tensor, whole: torch.Tensor) -> bool:
 
 def test_backward_writes_straight_into_the_buffer():
     model, plain = small_model(), small_model()
-    buffer = GradientBuffer(model.parameters(), OneOfTwo(), riders=0)
+    buffer = GradientBuffer(model.parameters(), OneOfTwo(), piggybacked=0)
     backward(model)
     backward(plain)
     (flat,) = buffer.flats
@@ -52,7 +52,7 @@ def test_backward_writes_straight_into_the_buffer():
 def test_gradients_accumulate_until_they_are_zeroed(monkeypatch, is_small):
     monkeypatch.setattr("syncline.strategies.gradients._SMALL_BYTES", 2**20 if is_small else 0)
     model, plain = small_model(), small_model()
-    buffer = GradientBuffer(model.parameters(), OneOfTwo(), riders=2)
+    buffer = GradientBuffer(model.parameters(), OneOfTwo(), piggybacked=2)
     address = buffer.flats[0].data_ptr()
     for _ in range(2):
         for seed in range(3):
@@ -61,10 +61,10 @@ def test_gradients_accumulate_until_they_are_zeroed(monkeypatch, is_small):
         buffer.attach()
         torch.testing.assert_close(gradients(model), gradients(plain), rtol=0, atol=0)
         assert buffer.flats[0].data_ptr() == address == next(model.parameters()).grad.data_ptr()
-        buffer.riders.fill_(3.0)
+        buffer.piggybacked.fill_(3.0)
         buffer.zero_()
         plain.zero_grad()
-        assert not buffer.riders.any()
+        assert not buffer.piggybacked.any()
         assert not any(g.any() for g in gradients(model))
         assert bool(gradients(model)) != is_small, "small ones are made anew by autograd, and copied"
     buffer.attach()
@@ -75,14 +75,14 @@ def test_what_was_accumulated_before_the_buffer_existed_is_kept():
     model = small_model()
     backward(model)
     before = gradients(model)
-    GradientBuffer(model.parameters(), OneOfTwo(), riders=1)
+    GradientBuffer(model.parameters(), OneOfTwo(), piggybacked=1)
     torch.testing.assert_close(gradients(model), before, rtol=0, atol=0)
 
 
 @pytest.mark.parametrize("set_to_none", [True, False])
 def test_a_users_zero_grad_does_no_harm(set_to_none):
     model, plain = small_model(), small_model()
-    buffer = GradientBuffer(model.parameters(), OneOfTwo(), riders=1)
+    buffer = GradientBuffer(model.parameters(), OneOfTwo(), piggybacked=1)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     for seed in range(3):
         optimizer.zero_grad(set_to_none=set_to_none)
@@ -96,7 +96,7 @@ def test_a_users_zero_grad_does_no_harm(set_to_none):
 
 def test_a_gradient_that_is_missing_counts_as_zero_and_not_as_the_last_one():
     model = small_model()
-    buffer = GradientBuffer(model.parameters(), OneOfTwo(), riders=1)
+    buffer = GradientBuffer(model.parameters(), OneOfTwo(), piggybacked=1)
     backward(model)
     model.zero_grad(set_to_none=True)
     model[0](torch.ones(1, 4)).sum().backward()  # the last layer takes no part
@@ -108,7 +108,7 @@ def test_a_gradient_that_is_missing_counts_as_zero_and_not_as_the_last_one():
 
 def test_a_gradient_that_somebody_put_there_is_taken_in():
     parameter = nn.Parameter(torch.zeros(3))
-    buffer = GradientBuffer([parameter], OneOfTwo(), riders=0)
+    buffer = GradientBuffer([parameter], OneOfTwo(), piggybacked=0)
     parameter.grad = torch.tensor([1.0, 2.0, 3.0])
     buffer.attach()
     assert buffer.flats[0].tolist() == [1.0, 2.0, 3.0]
@@ -120,7 +120,7 @@ def test_channels_last_weights_have_channels_last_gradients():
     torch.manual_seed(0)
     model = nn.Sequential(nn.Conv2d(3, 8, 3), nn.Conv2d(8, 4, 1)).to(memory_format=torch.channels_last)
     plain = copy.deepcopy(model)
-    buffer = GradientBuffer(model.parameters(), OneOfTwo(), riders=0)
+    buffer = GradientBuffer(model.parameters(), OneOfTwo(), piggybacked=0)
     for each in (model, plain):
         backward(each, shape=(2, 3, 6, 6))
     for p, q in zip(model.parameters(), plain.parameters(), strict=True):
@@ -144,7 +144,7 @@ def test_channels_last_weights_have_channels_last_gradients():
 )
 def test_a_weight_of_any_layout_has_a_gradient_within_its_own_place(make):
     parameters = [nn.Parameter(torch.zeros(3)), nn.Parameter(make()), nn.Parameter(torch.zeros(3))]
-    buffer = GradientBuffer(parameters, OneOfTwo(), riders=1)
+    buffer = GradientBuffer(parameters, OneOfTwo(), piggybacked=1)
     assert buffer.flats[0].numel() == buffer.numel + 1
     for number, p in enumerate(parameters):
         p.grad.fill_(number + 1)
@@ -154,43 +154,43 @@ def test_a_weight_of_any_layout_has_a_gradient_within_its_own_place(make):
 def test_there_is_one_buffer_for_each_type():
     types = [torch.float64, torch.float32, torch.bfloat16, torch.float64]
     parameters = [nn.Parameter(torch.ones(n + 1, dtype=t)) for n, t in enumerate(types)]
-    buffer = GradientBuffer(parameters, OneOfTwo(), riders=3)
+    buffer = GradientBuffer(parameters, OneOfTwo(), piggybacked=3)
     assert {f.dtype: f.numel() for f in buffer.flats} == {torch.float32: 2 + 3, torch.float64: 1 + 4, torch.bfloat16: 3}
     assert buffer.numel == 10
     sum((p * 2).sum().double() for p in parameters).backward()
     for flat in buffer.flats:
         assert flat[: sum(p.numel() for p in parameters if p.dtype == flat.dtype)].eq(2.0).all()
-    assert not buffer.riders.any()
+    assert not buffer.piggybacked.any()
 
 
-def test_riders_travel_behind_the_gradients():
+def test_piggybacked_values_travel_behind_the_gradients():
     def work(collective: Collective) -> tuple[list[float], list[float]]:
         parameter = nn.Parameter(torch.zeros(2))
-        buffer = GradientBuffer([parameter], collective, riders=2)
+        buffer = GradientBuffer([parameter], collective, piggybacked=2)
         (parameter * (collective.rank + 1)).sum().backward()
-        buffer.riders[0], buffer.riders[1] = 10.0 * collective.rank, 1.0
+        buffer.piggybacked[0], buffer.piggybacked[1] = 10.0 * collective.rank, 1.0
         for flat in buffer.flats:
-            collective.sum_(flat, (0.25, 0.75)[collective.rank])
-        return parameter.grad.tolist(), buffer.riders.tolist()
+            collective.all_reduce_(flat, (0.25, 0.75)[collective.rank])
+        return parameter.grad.tolist(), buffer.piggybacked.tolist()
 
     assert run_on_threads(2, work) == [([1.75, 1.75], [7.5, 1.0])] * 2
 
 
-@pytest.mark.parametrize("riders", [0, 1, 4])
+@pytest.mark.parametrize("piggybacked", [0, 1, 4])
 @pytest.mark.parametrize("parameters", [[], [nn.Parameter(torch.zeros(3, dtype=torch.float64))]])
-def test_riders_are_there_without_any_parameter_of_their_type(riders, parameters):
-    buffer = GradientBuffer(parameters, OneOfTwo(), riders)
-    assert buffer.riders.shape == (riders,)
-    assert buffer.riders.dtype == torch.float32
-    buffer.riders.fill_(1.0)
+def test_piggybacked_values_are_there_without_any_parameter_of_their_type(piggybacked, parameters):
+    buffer = GradientBuffer(parameters, OneOfTwo(), piggybacked)
+    assert buffer.piggybacked.shape == (piggybacked,)
+    assert buffer.piggybacked.dtype == torch.float32
+    buffer.piggybacked.fill_(1.0)
     buffer.zero_()
-    assert not buffer.riders.any()
+    assert not buffer.piggybacked.any()
 
 
 def test_frozen_parameters_have_no_place_and_no_gradient():
     model = small_model()
     model[0].requires_grad_(False)
-    buffer = GradientBuffer(model.parameters(), OneOfTwo(), riders=0)
+    buffer = GradientBuffer(model.parameters(), OneOfTwo(), piggybacked=0)
     backward(model)
     assert buffer.numel == buffer.flats[0].numel() == 8 * 3 + 3
     assert model[0].weight.grad is None
@@ -201,7 +201,7 @@ def test_tied_weights_have_one_place():
     head = nn.Linear(3, 5, bias=False)
     head.weight = embedding.weight
     model = nn.Sequential(embedding, head)
-    buffer = GradientBuffer(model.parameters(), OneOfTwo(), riders=0)
+    buffer = GradientBuffer(model.parameters(), OneOfTwo(), piggybacked=0)
     model(torch.tensor([1, 2])).sum().backward()
     assert buffer.numel == 15
     assert head.weight.grad is embedding.weight.grad
@@ -211,7 +211,7 @@ def test_tied_weights_have_one_place():
 @pytest.mark.parametrize("set_to_none", [True, False])
 def test_sparse_gradients_are_taken_in(set_to_none):
     embedding, plain = nn.Embedding(5, 3, sparse=True), nn.Embedding(5, 3)
-    buffer = GradientBuffer(embedding.parameters(), OneOfTwo(), riders=0)
+    buffer = GradientBuffer(embedding.parameters(), OneOfTwo(), piggybacked=0)
     embedding.zero_grad(set_to_none=set_to_none)
     for each in (embedding, plain):
         each(torch.tensor([1, 1, 4])).sum().backward()
@@ -220,9 +220,9 @@ def test_sparse_gradients_are_taken_in(set_to_none):
     assert lies_in(embedding.weight.grad, buffer.flats[0])
 
 
-def test_an_optimiser_steps_as_it_would_without_the_buffer():
+def test_an_optimizer_steps_as_it_would_without_the_buffer():
     model, plain = small_model(), small_model()
-    buffer = GradientBuffer(model.parameters(), OneOfTwo(), riders=1)
+    buffer = GradientBuffer(model.parameters(), OneOfTwo(), piggybacked=1)
     optimizers = [torch.optim.AdamW(m.parameters(), lr=0.01) for m in (model, plain)]
     for seed in range(5):
         buffer.zero_()
@@ -236,11 +236,11 @@ def test_an_optimiser_steps_as_it_would_without_the_buffer():
 
 def test_a_worker_alone_lets_autograd_keep_its_gradients():
     parameter = nn.Parameter(torch.ones(3))
-    buffer = GradientBuffer([parameter], Solo(), riders=2)
+    buffer = GradientBuffer([parameter], Solo(), piggybacked=2)
     (parameter * 2).sum().backward()
     buffer.attach()
     assert parameter.grad is not None
     assert parameter.grad.tolist() == [2, 2, 2]
-    assert [f.numel() for f in buffer.flats] == [2], "only the riders"
+    assert [f.numel() for f in buffer.flats] == [2], "only the piggybacked values"
     buffer.zero_()
     assert parameter.grad is None

@@ -6,9 +6,10 @@ import re
 
 import pytest
 
-from syncline.algorithms.outer import elastic
 from syncline.cli.tables import strategy_table
+from syncline.compute.outer import elastic
 from syncline.config.spec import Spec
+from syncline.strategies.explain import explain
 from syncline.strategies.hierarchy import Hierarchy
 from syncline.strategies.how import Exact, TopK
 from syncline.strategies.presets import PRESETS
@@ -16,8 +17,7 @@ from syncline.strategies.reading import read_strategy
 from syncline.strategies.strategy import Strategy
 from syncline.strategies.what import Gradients, Models, Updates
 from syncline.strategies.when import Async, Every, Layerwise, Stale
-from syncline.strategies.whom import Memory, Neighbours, Rivals, Server
-from syncline.strategies.words import in_words
+from syncline.strategies.whom import Memory, Neighbors, Rivals, Server
 
 NAMES = [preset.name for preset in PRESETS.values()]
 
@@ -36,7 +36,7 @@ def test_every_preset_reads_prints_cites_and_speaks(name):
     assert strategy == preset.make() == read_strategy(str(strategy)) == read_strategy(name.upper())
     assert preset.after
     assert re.search(r"\b(19|20)\d\d\b", preset.paper), "a citation has a year"
-    assert all(line.strip() for line in in_words(strategy, 4, [(120, 400), (120,)]))
+    assert all(line.strip() for line in explain(strategy, 4, [(120, 400), (120,)]))
 
 
 @pytest.mark.parametrize(
@@ -54,8 +54,8 @@ def test_every_preset_reads_prints_cites_and_speaks(name):
         ("easgd", Strategy(what=Updates(elastic(0.9 / 4)), when=Every(10), whom=Server())),
         ("nexus", Strategy(when=Layerwise(largest=2), whom=Server(), how=Exact())),
         ("nexus(fraction=0.1)", Strategy(when=Layerwise(largest=2), whom=Server(), how=TopK(0.1))),
-        ("gossip", Strategy(what=Updates(), whom=Neighbours())),
-        ("gossip(asynchronous=True)", Strategy(what=Updates(), when=Async(), whom=Neighbours())),
+        ("gossip", Strategy(what=Updates(), whom=Neighbors())),
+        ("gossip(asynchronous=True)", Strategy(what=Updates(), when=Async(), whom=Neighbors())),
         ("ltfb(perturb=1.2)", Strategy(what=Models(perturb=1.2), when=Every(100), whom=Rivals())),
         ("allreduce", Strategy(what=Gradients())),
     ],
@@ -69,7 +69,7 @@ def test_the_table_lists_all_of_them_within_the_terminal(width):
     table = strategy_table(width)
     lines = table.splitlines()
     assert max(map(len, lines)) <= min(max(width, 80), 120)
-    answers, papers = table.split("After which system")
+    answers, papers = table.split("Systems and papers")
     for name in NAMES:
         assert re.search(rf"^{name}\b", answers, re.MULTILINE)
         assert re.search(rf"^{name}\b", papers, re.MULTILINE)

@@ -1,4 +1,4 @@
-"""Which strategies make sense, and what a run must have for one: every answer to a mistake is a way out of it."""
+"""Which strategies are valid, and what a run must offer for one: every refusal suggests a valid strategy."""
 
 from __future__ import annotations
 
@@ -7,26 +7,21 @@ import re
 
 import pytest
 
-from syncline.algorithms.mixing import TOPOLOGIES as KNOWN_TOPOLOGIES
-from syncline.algorithms.outer import average, block_momentum, elastic, nesterov, sgd
+from syncline.comms.mixing import TOPOLOGIES as KNOWN_TOPOLOGIES
+from syncline.compute.outer import average, block_momentum, elastic, nesterov, sgd
 from syncline.config.spec import Spec
 from syncline.errors import ConfigError
-from syncline.strategies.feasible import (
-    check_feasible,
-    held_out,
-    is_asynchronous,
-    is_synchronous_gradients,
-    servers_needed,
-)
+from syncline.strategies.answers import brief
 from syncline.strategies.hierarchy import Hierarchy
 from syncline.strategies.how import BF16, Exact, Int8, OneBit, PowerSGD, TopK
+from syncline.strategies.method import RunConditions
 from syncline.strategies.presets import PRESETS
 from syncline.strategies.reading import read_strategy
-from syncline.strategies.strategy import Strategy, brief
+from syncline.strategies.strategy import Strategy
 from syncline.strategies.switching import Phase, Switching, Until
 from syncline.strategies.what import Gradients, Models, Updates
 from syncline.strategies.when import Async, Every, Layerwise, Stale
-from syncline.strategies.whom import OPTIMIZERS, TOPOLOGIES, Everyone, Memory, Neighbours, Rivals, Server
+from syncline.strategies.whom import OPTIMIZERS, TOPOLOGIES, Everyone, Memory, Neighbors, Rivals, Server
 
 WHATS = [
     Gradients(), Updates(), Updates(optimizer_state=True), Updates(outer=sgd(0.5)), Updates(outer=nesterov(0.7, 0.9)),
@@ -37,14 +32,14 @@ WHENS = [
     Every(1), Every(4), Async(), Async(4, 8), Stale(0), Stale(3), Layerwise(), Layerwise({"fc": 4}),
 ]  # fmt: skip
 WHOMS = [
-    Everyone(), Server(), Server(2, Spec("Adagrad", {"lr": 0.01})), Neighbours(), Neighbours("ring"), Memory(),
+    Everyone(), Server(), Server(2, Spec("Adagrad", {"lr": 0.01})), Neighbors(), Neighbors("ring"), Memory(),
     Rivals(),
 ]  # fmt: skip
 HOWS = [Exact(), BF16(), Int8(), OneBit(), TopK(0.1), PowerSGD()]
 
 
 def makes_sense(what, when, whom, how):
-    """The table at the top of `strategy.py`, written down a second time and the other way round."""
+    """What the methods declare together, written down a second time and the other way round."""
     is_exact, is_linear = isinstance(how, Exact), isinstance(how, PowerSGD)
     match what, when, whom:
         case Gradients(), Every(1), Everyone():
@@ -59,7 +54,7 @@ def makes_sense(what, when, whom, how):
             return False
         case Updates(), Every(), Everyone():
             return is_exact if what.optimizer_state else not is_linear
-        case Updates(outer=average()), Every() | Async(1, 1), Neighbours():
+        case Updates(outer=average()), Every() | Async(1, 1), Neighbors():
             return is_exact and not what.optimizer_state
         case Models(), Every(), Rivals():
             return is_exact
@@ -87,7 +82,8 @@ def test_every_combination_is_made_or_refused_with_the_nearest_that_can_be(what)
         nearest = way_out(caught.value)
         kept = [question for question, answer in answers.items() if type(getattr(nearest, question)) is type(answer)]
         assert kept, f"Nothing is left of {answers} in {nearest}"
-        assert re.match(r"[A-Z].*\. Use ", str(caught.value)), "a sentence with the reason comes first"
+        assert caught.value.code == "invalid-combination"
+        assert caught.value.facts["answer"] in str(caught.value), "the offending answer is shown"
 
 
 SENSIBLE = [
@@ -102,7 +98,7 @@ def levels_make_sense(inside: Strategy, across: Strategy) -> bool:
         return False
     if isinstance(across.what, Gradients):
         return across.whom == Everyone() and inside.what == Gradients() and inside.whom == Everyone()
-    if not isinstance(across.what, Updates) or not isinstance(across.whom, (Everyone, Neighbours)):
+    if not isinstance(across.what, Updates) or not isinstance(across.whom, (Everyone, Neighbors)):
         return False
     return not isinstance(inside.what, Updates) or across.when.steps % inside.when.steps == 0
 
@@ -122,53 +118,63 @@ def test_every_pair_of_strategies_makes_a_hierarchy_or_is_refused_with_the_neare
 
 
 @pytest.mark.parametrize(
-    ("text", "reason", "instead"),
+    ("text", "offending", "instead"),
     [
-        ("models | every(5) | rivals | onebit", "is not the one that won", "models | every(5) | rivals"),
-        ("gradients | async | memory | int8", "nothing is sent", "gradients | async | memory"),
-        ("gradients | memory", "has no meaning", "gradients | async | memory"),
-        ("gradients | neighbours", "drift apart", "updates | every(1) | neighbours"),
-        ("updates | every(20) | rivals", "keep the better one", "models | every(20) | rivals"),
-        ("gradients | async", "at the same step", "gradients | async | server"),
-        ("gradients | stale(3)", "at the same step", "gradients | stale | server"),
-        ("gradients | layerwise", "at the same step", "gradients | layerwise | server"),
-        ("updates(outer=elastic(0.2)) | every(10)", "a server to live at",
+        ("models | every(5) | rivals | onebit", "onebit", "models | every(5) | rivals"),
+        ("gradients | async | memory | int8", "int8", "gradients | async | memory"),
+        ("gradients | memory", "every", "gradients | async | memory"),
+        ("gradients | neighbors", "gradients", "updates | every(1) | neighbors"),
+        ("updates | every(20) | rivals", "updates", "models | every(20) | rivals"),
+        ("gradients | async", "async", "gradients | async | server"),
+        ("gradients | stale(3)", "stale", "gradients | stale | server"),
+        ("gradients | layerwise", "layerwise", "gradients | layerwise | server"),
+        ("updates(outer=elastic(0.2)) | every(10)", "updates(outer=elastic(rate=0.2))",
          "updates(outer=elastic(rate=0.2)) | every(10) | server"),
-        ("updates | every(10) | server", "which is an all-reduce", "updates | every(10)"),
-        ("gradients | server | powersgd", "two sums", "gradients | every(1) | powersgd"),
-        ("updates | every(4) | powersgd", "from one step to the next", "updates | every(4) | int8"),
-        ("gradients | every(4) | server", "without any update", "gradients | async(push=4, fetch=4) | server"),
-        ("updates(outer=elastic(0.2)) | every(4) | server(optimizer=sgd(lr=1))", "no use for the optimiser sgd(lr=1)",
+        ("updates | every(10) | server", "updates", "updates | every(10)"),
+        ("gradients | server | powersgd", "powersgd", "gradients | every(1) | powersgd"),
+        ("updates | every(4) | powersgd", "powersgd", "updates | every(4) | int8"),
+        ("gradients | every(4)", "every(steps=4)", "updates | every(4)"),
+        ("gradients | every(4) | server", "every(steps=4)", "gradients | async(push=4, fetch=4) | server"),
+        ("updates(outer=elastic(0.2)) | every(4) | server(optimizer=sgd(lr=1))", "server(optimizer=sgd(lr=1))",
          "updates(outer=elastic(rate=0.2)) | every(4) | server"),
-        ("updates | async(4, 4) | neighbours(topology=ring)", "push and fetch in one",
-         "updates | async | neighbours(topology='ring')"),
+        ("updates | async(4, 4) | neighbors(topology=ring)", "async(push=4, fetch=4)",
+         "updates | async | neighbors(topology='ring')"),
+        ("updates(optimizer_state=True) | int8", "int8", "updates(optimizer_state=True) | every(1)"),
     ],
 )  # fmt: skip
-def test_the_reason_and_the_nearest_are_those_that_a_person_would_give(text, reason, instead):
+def test_the_offending_answer_and_the_nearest_valid_strategy_are_those_that_a_person_would_give(
+    text, offending, instead
+):
     with pytest.raises(ConfigError) as caught:
         read_strategy(text)
-    assert reason in str(caught.value)
-    assert brief(way_out(caught.value)) == instead
+    assert caught.value.facts["answer"] == offending
+    assert caught.value.facts["instead"] == instead == brief(way_out(caught.value).answers)
 
 
 @pytest.mark.parametrize(
-    ("inside", "across", "reason"),
+    ("inside", "across", "instead"),
     [
         ("updates | every(4)", "updates | every(6)", "across_hosts=updates | every(8)"),
-        ("hogwild", "allreduce", "each went into the shared memory"),
-        ("sparknet", "allreduce", "each worker has applied its own"),
-        ("server-sync", "sparknet", "no need for a server"),
-        ("gossip", "sparknet", "neighbours do so only in time"),
-        ("allreduce", "hogwild", "no memory that all could share"),
-        ("allreduce", "ltfb", "whole models cannot compete"),
-        ("allreduce", "gossip(asynchronous=True)", "would have to share memory"),
-        ("h2o", "allreduce", "do not nest"),
+        ("hogwild", "allreduce", "inside_host=gradients | async | memory, across_hosts=updates | every(10)"),
+        ("sparknet", "allreduce", "across_hosts=updates | every(10)"),
+        ("server-sync", "sparknet", "inside_host=gradients | every(1), across_hosts=updates | every(10)"),
+        ("gossip", "sparknet", "inside_host=updates | every(1), across_hosts=updates | every(10)"),
+        ("allreduce", "hogwild", "inside_host=gradients | every(1), across_hosts=gradients | every(1)"),
+        ("allreduce", "ltfb", "across_hosts=updates | every(100)"),
+        ("allreduce", "gossip(asynchronous=True)", "across_hosts=updates | every(1) | neighbors"),
     ],
 )
-def test_a_senseless_hierarchy_is_refused_with_the_reason(inside, across, reason):
+def test_an_invalid_hierarchy_is_refused_with_the_nearest_valid_one(inside, across, instead):
     with pytest.raises(ConfigError) as caught:
         read_strategy(f"hierarchy(inside_host={inside}, across_hosts={across})")
-    assert reason in str(caught.value)
+    assert caught.value.code == "invalid-hierarchy"
+    assert instead in caught.value.facts["instead"]
+
+
+def test_hierarchies_do_not_nest():
+    with pytest.raises(ConfigError) as caught:
+        read_strategy("hierarchy(inside_host=h2o, across_hosts=allreduce)")
+    assert (caught.value.code, caught.value.facts["level"]) == ("nested-hierarchy", "inside_host")
 
 
 def test_phases_must_come_in_order_but_epochs_and_steps_are_not_compared():
@@ -189,8 +195,8 @@ def test_competing_models_are_not_switched_to_or_from():
     for text in ("allreduce until epoch 1, then ltfb", "ltfb until epoch 1, then allreduce"):
         with pytest.raises(ConfigError) as caught:
             read_strategy(text)
-        assert "throwing all models but one away" in str(caught.value)
-        assert brief(way_out(caught.value)) == "models | every(100) | rivals"
+        assert caught.value.code == "cannot-switch"
+        assert brief(way_out(caught.value).answers) == "models | every(100) | rivals"
     assert read_strategy("ltfb(10) until epoch 1, then ltfb")
 
 
@@ -202,7 +208,7 @@ def test_competing_models_are_not_switched_to_or_from():
         lambda: Stale(-1), lambda: Stale(1.5), lambda: Layerwise({"fc": 0}), lambda: Layerwise({"": 1}),
         lambda: Layerwise([1]), lambda: Layerwise(largest=0), lambda: Server(0), lambda: Server(1, Spec("Adagard")),
         lambda: Server(1, Spec("SGD", {"lrr": 1})), lambda: Server(1, Spec("SGD", {"lr": -1})),
-        lambda: Server(1, Spec("LBFGS")), lambda: Neighbours("star"), lambda: PowerSGD(0), lambda: PowerSGD(True),
+        lambda: Server(1, Spec("LBFGS")), lambda: Neighbors("star"), lambda: PowerSGD(0), lambda: PowerSGD(True),
         lambda: Until("hour", 1), lambda: Until("step", 0), lambda: Hierarchy(Strategy(), Strategy(), 1),
         lambda: Updates(outer="nesterov"), lambda: Updates(optimizer_state=1), lambda: Phase(Strategy(), 3),
         lambda: Strategy(what=Every(1)),
@@ -237,7 +243,11 @@ def test_the_names_that_torch_and_gossip_know_are_those_that_a_strategy_takes():
     assert set(TOPOLOGIES) == set(KNOWN_TOPOLOGIES)
 
 
-FACTS = {"workers": 4, "hosts": 1, "shares_memory": True, "is_own_loop": False, "clip_norm": None}
+RUN = {"workers": 4, "hosts": 1, "shares_memory": True, "is_own_loop": False, "clip_norm": None}
+
+
+def check(strategy, **changes):
+    strategy.method.check_run(RunConditions(**{**RUN, **changes}))
 
 
 @pytest.mark.parametrize(
@@ -246,8 +256,8 @@ FACTS = {"workers": 4, "hosts": 1, "shares_memory": True, "is_own_loop": False, 
         ("hogwild", {"hosts": 2}, "--strategy h2o, which shares memory inside each host"),
         ("hogwild", {"hosts": 2, "shares_memory": False}, "--strategy server-async"),
         ("hogwild", {"shares_memory": False}, "--strategy server-async"),
-        ("allreduce until epoch 1, then hogwild", {"shares_memory": False}, "do not share memory"),
-        ("h2o", {"shares_memory": False}, "inside_host is allreduce"),
+        ("allreduce until epoch 1, then hogwild", {"shares_memory": False}, "--strategy server-async"),
+        ("h2o", {"shares_memory": False}, "Hogwild needs memory that all workers share"),
         ("gossip(asynchronous=True)", {"shares_memory": False}, "gossip(topology='exponential')"),
         ("gossip(asynchronous=True)", {"hosts": 2}, "on 2 hosts"),
         ("ltfb", {"workers": 1}, "Set --workers to 2 or more"),
@@ -262,18 +272,16 @@ FACTS = {"workers": 4, "hosts": 1, "shares_memory": True, "is_own_loop": False, 
 )
 def test_what_a_run_cannot_do_is_said_before_it_starts(text, facts, words):
     with pytest.raises(ConfigError) as caught:
-        check_feasible(read_strategy(text), **{**FACTS, **facts})
+        check(read_strategy(text), **facts)
     assert words in str(caught.value)
 
 
 @pytest.mark.parametrize("name", [p.name for p in PRESETS.values()])
 def test_every_preset_is_feasible_with_four_workers_and_all_but_tournaments_with_one(name):
     strategy = read_strategy(name)
-    check_feasible(strategy, **FACTS)
+    check(strategy)
     if name != "ltfb":
-        check_feasible(
-            strategy, **{**FACTS, "workers": 1, "shares_memory": False, "is_own_loop": True, "clip_norm": 1.0}
-        )
+        check(strategy, workers=1, shares_memory=False, is_own_loop=True, clip_norm=1.0)
 
 
 @pytest.mark.parametrize(
@@ -284,39 +292,37 @@ def test_every_preset_is_feasible_with_four_workers_and_all_but_tournaments_with
         ("allreduce until step 5, then sparknet", {"is_own_loop": True}),
         ("server-async(shards=2)", {"clip_norm": 1.0}),
         ("gossip", {"hosts": 3, "shares_memory": False}),
-        ("my_strategy.py:Mine", {"workers": 1, "shares_memory": False}),
     ],
 )
 def test_what_a_run_can_do_is_not_refused(text, facts):
-    check_feasible(read_strategy(text), **{**FACTS, **facts})
+    check(read_strategy(text), **facts)
 
 
 def test_a_run_knows_how_many_servers_a_strategy_needs():
-    assert servers_needed(read_strategy("allreduce")) == 0
-    assert servers_needed(read_strategy("server-sync(shards=3)")) == 3
-    assert servers_needed(read_strategy("server-sync(shards=2) until step 5, then easgd(shards=4)")) == 4
-    assert servers_needed(read_strategy("h2o")) == servers_needed(read_strategy("a.py:B")) == 0
+    assert read_strategy("allreduce").method.servers == 0
+    assert read_strategy("server-sync(shards=3)").method.servers == 3
+    assert read_strategy("server-sync(shards=2) until step 5, then easgd(shards=4)").method.servers == 4
+    assert read_strategy("h2o").method.servers == 0
 
 
-def test_a_run_knows_whether_workers_go_at_their_own_pace():
-    own_pace = {p.name for p in PRESETS.values() if is_asynchronous(p.make())}
-    assert own_pace == {"server-async", "downpour", "ssp", "hogwild", "easgd", "nexus"}
-    assert is_asynchronous(read_strategy("gossip(asynchronous=True)"))
-    assert is_asynchronous(read_strategy("hogwild until epoch 1, then allreduce"))
-    assert not is_asynchronous(read_strategy("ssp(bound=0)"))
+def test_a_run_knows_whether_workers_train_at_their_own_pace():
+    asynchronous = {p.name for p in PRESETS.values() if p.make().method.is_asynchronous}
+    assert asynchronous == {"server-async", "downpour", "ssp", "hogwild", "easgd", "nexus"}
+    assert read_strategy("gossip(asynchronous=True)").method.is_asynchronous
+    assert read_strategy("hogwild until epoch 1, then allreduce").method.is_asynchronous
+    assert not read_strategy("ssp(bound=0)").method.is_asynchronous
 
 
 def test_a_run_knows_whether_forward_passes_are_in_step():
-    in_step = {p.name for p in PRESETS.values() if is_synchronous_gradients(p.make())}
+    in_step = {p.name for p in PRESETS.values() if p.make().method.is_lock_step}
     assert in_step == {"allreduce", "server-sync", "onebit"}
-    assert is_synchronous_gradients(read_strategy("hierarchy(allreduce, onebit)"))
-    assert is_synchronous_gradients(read_strategy("ssp(0)"))
-    assert not is_synchronous_gradients(read_strategy("hierarchy(allreduce, sparknet)"))
-    assert not is_synchronous_gradients(read_strategy("allreduce until epoch 1, then sparknet"))
-    assert not is_synchronous_gradients(read_strategy("a.py:B"))
+    assert read_strategy("hierarchy(allreduce, onebit)").method.is_lock_step
+    assert read_strategy("ssp(0)").method.is_lock_step
+    assert not read_strategy("hierarchy(allreduce, sparknet)").method.is_lock_step
+    assert not read_strategy("allreduce until epoch 1, then sparknet").method.is_lock_step
 
 
 def test_a_run_knows_how_much_data_is_held_out():
-    assert held_out(read_strategy("allreduce")) == held_out(read_strategy("a.py:B")) == 0
-    assert held_out(read_strategy("ltfb")) == 0.02
-    assert held_out(read_strategy("models(held_out=0.1) | rivals until epoch 1, then ltfb")) == 0.1
+    assert read_strategy("allreduce").method.held_out == 0
+    assert read_strategy("ltfb").method.held_out == 0.02
+    assert read_strategy("models(held_out=0.1) | rivals until epoch 1, then ltfb").method.held_out == 0.1

@@ -1,4 +1,4 @@
-"""Optimisers by name are fused where torch can, and do the same as those that are not."""
+"""Optimizers by name are fused where torch can, and do the same as those that are not."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ def trained(spec: Any, *, may_fuse: bool) -> list[torch.Tensor]:
 
 
 @pytest.mark.parametrize("spec", SPECS, ids=str)
-def test_a_fused_optimiser_does_the_same_also_where_a_layer_is_used_late(spec):
+def test_a_fused_optimizer_does_the_same_also_where_a_layer_is_used_late(spec):
     for fused, plain in zip(trained(spec, may_fuse=True), trained(spec, may_fuse=False), strict=True):
         torch.testing.assert_close(fused, plain)
 

@@ -12,13 +12,13 @@ import torch
 from torch import nn
 
 from syncline.comms.collective import Collective, Solo
+from syncline.compute.tuning import PASSES, Algorithms, PassTimes, Tuning, TuningResult
 from syncline.config.run import RunConfig
-from syncline.plan.machine import Machine
-from syncline.plan.planner import TaskFacts, make_plan
-from syncline.plan.tuning import PASSES, Finding, PassTimes, Tuning, Ways
+from syncline.planning.machine import Machine
+from syncline.planning.planner import TaskFacts, make_plan
 from syncline.testing.threads import run_on_threads
 from syncline.workers import tuning_cache
-from syncline.workers.calibrate import Trial, calibrate
+from syncline.workers.calibrate import CalibrationTrial, calibrate
 from syncline.workers.tuning import computing_in, lay_out, planned, settle
 
 CPU = torch.device("cpu")
@@ -28,7 +28,7 @@ CHANNELS_LAST = Tuning(memory_format="channels-last")
 def make_plan_of(workers: int, *, convolutions: bool = False, **config):
     """`convolutions` are left out unless asked for: which way is faster for small ones is a matter of chance."""
     facts = TaskFacts(kind="train", model="m", data="d", fingerprint="f", train_samples=100_000)
-    plan = make_plan(facts, RunConfig(workers=workers, threads=1, **config), Machine.here(), "cpu")
+    plan = make_plan(facts, RunConfig(workers=workers, threads=1, **config), Machine.here())
     return plan if convolutions else replace(plan, measured=tuple(c for c in plan.measured if c != "convolutions"))
 
 
@@ -51,10 +51,10 @@ class Views(nn.Module):
         return self.last(self.conv(x).view(len(x), -1))
 
 
-def trial_of(model: nn.Module, samples: int = 8) -> Trial:
+def trial_of(model: nn.Module, samples: int = 8) -> CalibrationTrial:
     generator = torch.Generator().manual_seed(0)
     inputs, targets = torch.randn(samples, 3, 8, 8, generator=generator), torch.arange(samples) % 4
-    return Trial(
+    return CalibrationTrial(
         model,
         torch.optim.SGD(model.parameters(), lr=0.01, momentum=0.9),
         lambda m, batch: nn.functional.cross_entropy(m(batch[0]), batch[1]),
@@ -79,9 +79,9 @@ def test_trying_out_leaves_nothing_behind():
 
 
 def test_a_model_that_needs_contiguous_memory_keeps_it():
-    tuning, (finding,) = calibrate(trial_of(Views()), make_plan_of(1), Tuning(), Solo())
+    tuning, (result,) = calibrate(trial_of(Views()), make_plan_of(1), Tuning(), Solo())
     assert tuning.memory_format == "contiguous"
-    assert finding.speed == 0
+    assert result.speed == 0
 
 
 def test_a_model_that_does_not_work_at_all_is_left_to_its_first_step():
@@ -104,10 +104,10 @@ def test_all_workers_come_to_the_same_decision():
         trial.step = lambda tuning: (slow * (0.2 if tuning == CHANNELS_LAST else 1), step(tuning)[1])  # type: ignore[method-assign]
         return calibrate(trial, make_plan_of(3), Tuning(), collective)
 
-    (tuning, (finding,)), *others = run_on_threads(3, work)
+    (tuning, (result,)), *others = run_on_threads(3, work)
     assert tuning == CHANNELS_LAST
-    assert finding.speed == pytest.approx(5)
-    assert all(other == (tuning, (finding,)) for other in others)
+    assert result.speed == pytest.approx(5)
+    assert all(other == (tuning, (result,)) for other in others)
 
 
 def test_what_does_not_work_on_one_worker_is_taken_by_none():
@@ -129,13 +129,17 @@ def test_a_form_in_which_the_model_computes_something_else_is_not_taken():
             y = self.conv(x)
             return self.last(y.flatten(1)) * (1 if y.is_contiguous() else 1000)
 
-    _, (finding,) = calibrate(trial_of(Odd()), make_plan_of(1), Tuning(), Solo())
-    assert finding.speed == 0
+    _, (result,) = calibrate(trial_of(Odd()), make_plan_of(1), Tuning(), Solo())
+    assert result.speed == 0
 
 
 def by_matrices_in(seconds: float) -> PassTimes:
     """The times of a layer whose passes take torch 0.3 s each, and whose weight gradient takes so long by matrices."""
-    times = {(which, way): 0.3 if way == "torch" else math.inf for which, ways in PASSES for way in ways}
+    times = {
+        (which, algorithm): 0.3 if algorithm == "torch" else math.inf
+        for which, algorithms in PASSES
+        for algorithm in algorithms
+    }
     return {**times, ("weight", "matrices"): seconds}
 
 
@@ -154,17 +158,19 @@ def test_all_workers_take_the_convolutions_that_are_faster_on_the_slowest(monkey
         trial.step = lambda tuning: (0.1 if tuning.layers else 0.2, step(tuning)[1])  # type: ignore[method-assign]
         return calibrate(trial, plan, Tuning(), collective)[0]
 
-    assert [tuning.layers for tuning in run_on_threads(2, work)] == [{"0": Ways(weight="matrices")}] * 2
+    assert [tuning.layers for tuning in run_on_threads(2, work)] == [{"0": Algorithms(weight="matrices")}] * 2
 
 
 def test_the_convolutions_of_a_tuning_are_computed_in_its_ways_and_those_of_another_are_not():
     model = network()
     optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
     lay_out(
-        model, optimizer, planned(make_plan_of(1, convolutions=True), Tuning(layers={"0": Ways(weight="matrices")}))
+        model,
+        optimizer,
+        planned(make_plan_of(1, convolutions=True), Tuning(layers={"0": Algorithms(weight="matrices")})),
     )
     assert type(model[0]) is not nn.Conv2d
-    lay_out(model, optimizer, planned(make_plan_of(1), Tuning(layers={"0": Ways(weight="matrices")})))
+    lay_out(model, optimizer, planned(make_plan_of(1), Tuning(layers={"0": Algorithms(weight="matrices")})))
     assert type(model[0]) is nn.Conv2d
 
 
@@ -197,8 +203,8 @@ def test_no_worker_goes_over_to_what_one_of_them_could_not_measure(monkeypatch):
 def test_layers_with_which_torch_spoils_memory_are_not_tried_out(layer, is_tried):
     model = nn.Sequential(layer, nn.Flatten(), nn.LazyLinear(4))
     model(torch.zeros(1, 3, 8, 8))
-    _, findings = calibrate(trial_of(model), make_plan_of(1), Tuning(), Solo())
-    assert bool(findings) == is_tried
+    _, results = calibrate(trial_of(model), make_plan_of(1), Tuning(), Solo())
+    assert bool(results) == is_tried
 
 
 def test_a_large_model_is_tried_out_with_part_of_the_samples():
@@ -208,7 +214,7 @@ def test_a_large_model_is_tried_out_with_part_of_the_samples():
     trial.take = lambda count: (taken.append(count), take(count))[1]  # type: ignore[method-assign]
     trial.step = lambda tuning: (0.05 + 0.03 * taken[-1], step(tuning)[1])  # type: ignore[method-assign]
     calibrate(trial, make_plan_of(1), Tuning(), Solo())
-    assert taken == [2, 4, 6], "two sizes tell what a sample takes, and the third is what is tried out with"
+    assert taken == [2, 4, 6], "two sizes give the time per sample, the third is the size of the trials"
 
 
 def test_bf16_is_autocast_and_leaves_the_weights_as_they_are():
@@ -230,8 +236,8 @@ def test_the_loss_in_bf16_is_tried_out_on_a_copy():
 
 
 @pytest.mark.parametrize("fused", [True, False])
-def test_what_the_optimiser_keeps_is_laid_out_as_its_parameters_are(fused):
-    """Fused optimisers read memory as it lies: with another layout they would mix up numbers."""
+def test_what_the_optimizer_keeps_is_laid_out_as_its_parameters_are(fused):
+    """Fused optimizers read memory as it lies: with another layout they would mix up numbers."""
 
     def train(formats) -> torch.Tensor:
         torch.manual_seed(0)
@@ -263,14 +269,14 @@ def test_what_the_user_decides_later_counts_more_than_what_was_found():
 
 def test_findings_are_remembered(monkeypatch, tmp_path):
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-    finding = Finding(choice="memory-format", usual="a", other="b", speed=2.0, is_taken=True)
+    result = TuningResult(choice="memory-format", usual="a", other="b", speed=2.0, is_taken=True)
     key = tuning_cache.key_of(network(), make_plan_of(2), 64)
     assert tuning_cache.look_up(key) is None
-    tuning_cache.remember(key, CHANNELS_LAST, (finding,))
-    assert tuning_cache.look_up(key) == (CHANNELS_LAST, (finding,))
+    tuning_cache.remember(key, CHANNELS_LAST, (result,))
+    assert tuning_cache.look_up(key) == (CHANNELS_LAST, (result,))
     assert [p.name for p in (tmp_path / "syncline").iterdir()] == ["tuning.json"]
     tuning_cache.forget("something else")
-    assert tuning_cache.look_up(key) == (CHANNELS_LAST, (finding,))
+    assert tuning_cache.look_up(key) == (CHANNELS_LAST, (result,))
     for other in (
         tuning_cache.key_of(nn.Sequential(network()), make_plan_of(2), 64),
         tuning_cache.key_of(network(), make_plan_of(4), 64),

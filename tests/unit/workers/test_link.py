@@ -14,16 +14,16 @@ LIMIT_S = 20.0
 def test_what_all_workers_are_told_while_one_joins_is_neither_lost_nor_taken_for_the_answer():
     server = ControlServer("127.0.0.1")
     welcome = Welcome(
-        {}, RunFiles(payload_path="", run_dir="", checkpoint_path=None), None, 1, [], "", "secret", "session"
+        {}, RunFiles(task_path="", run_dir="", checkpoint_path=None), None, 1, [], "", "secret", "session"
     )
     try:
         answer = threading.Thread(target=_answer, args=(server, [NewView(ViewOf(6, [0, 1], None)), Stop(), welcome]))
         answer.start()
-        link = Link(server.ticket(2, life=3), pid=4242)
+        link = Link(server.launch_spec(2, life=3), pid=4242)
         try:
             answer.join(LIMIT_S)
             assert link.welcome == welcome
-            assert link.stop_wanted
+            assert link.stop_requested
             view = link.next_view(0, LIMIT_S)
             assert view is not None
             assert view.number == 6

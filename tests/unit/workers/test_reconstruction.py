@@ -7,7 +7,7 @@ from torch import nn
 
 from syncline.task import Task
 from syncline.workers.build import build_model, build_sources
-from syncline.workers.compute import loss_of
+from syncline.workers.forward import loss_of
 
 PAIRS = (torch.randn(9, 2, 3), torch.arange(9))
 

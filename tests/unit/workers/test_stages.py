@@ -6,8 +6,8 @@ import pytest
 import torch
 from torch import nn
 
-from syncline import zoo
 from syncline.data.order import Position
+from syncline.models import zoo
 from syncline.workers.stages import Stages
 
 TOTAL = 20
@@ -17,13 +17,13 @@ def at(step: int, extra: int = 0) -> Position:
     return Position(step=step, extra=extra)
 
 
-def train(model: nn.Module, optimizer: torch.optim.Optimizer, steps: range, told: list[str] | None = None) -> None:
+def train(model: nn.Module, optimizer: torch.optim.Optimizer, steps: range, notes: list[str] | None = None) -> None:
     stages, generator = Stages(TOTAL), torch.Generator().manual_seed(1)
     inputs = torch.randn(TOTAL, 16, 8, generator=generator)
     for step in steps:
         note = stages.before_step(model, optimizer, at(step))
-        if note and told is not None:
-            told.append(note.message)
+        if note and notes is not None:
+            notes.append(note.message)
         for parameter in model.parameters():  # as in a run, where gradients live in one flat buffer
             parameter.grad = torch.zeros_like(parameter)
         nn.functional.mse_loss(model(inputs[step]), inputs[step]).backward()
@@ -70,9 +70,9 @@ def test_a_run_that_is_stopped_anywhere_goes_on_to_the_same_bits() -> None:
 
 
 def test_each_stage_is_told_once() -> None:
-    model, told = stacked(), []
-    train(model, torch.optim.SGD(model.parameters(), lr=0.1), range(TOTAL), told)
-    assert told == [
+    model, notes = stacked(), []
+    train(model, torch.optim.SGD(model.parameters(), lr=0.1), range(TOTAL), notes)
+    assert notes == [
         "training in stages: layer1 from step 0 on",
         "training in stages: layer2 from step 8 on",
         "training in stages: whole from step 16 on",

@@ -1,1 +1,0 @@
-"""What a network is made of: its layers, with shapes, parameters, memory and work, drawn as text or as a picture."""

@@ -1,1 +1,0 @@
-"""Programs that `syncline bench` runs as processes of their own, by path."""

@@ -1,0 +1,1 @@
+"""What one process computes with: kernels, tuning, memory, batch norm, recomputation."""

@@ -1,0 +1,1 @@
+"""Measuring and breaking runs: benchmarks, fault injection, emulated clusters. Nothing else imports it."""

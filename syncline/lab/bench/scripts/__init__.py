@@ -1,0 +1,1 @@
+"""Programs that `syncline bench` starts as separate processes, by path."""

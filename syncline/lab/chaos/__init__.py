@@ -1,0 +1,1 @@
+"""Fault injection into whole runs, and the score of how they recover."""

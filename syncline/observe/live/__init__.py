@@ -1,0 +1,1 @@
+"""The live page of a run, served on loopback: `syncline watch RUN`."""

@@ -1,0 +1,140 @@
+"""`WatchServer`, which serves the live page on loopback and accepts one command: stop.
+
+The page needs the token in its address; its own requests send it in a header that no other site can set. Requests with
+another Host header are refused, which prevents DNS rebinding. Not here: the page (`live_page.py`), the state of the run
+(`follow.py`), how a run is stopped (a callback).
+"""
+
+from __future__ import annotations
+
+import hmac
+import json
+import secrets
+import threading
+from collections.abc import Callable
+from http import HTTPStatus
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from typing import Any
+from urllib.parse import parse_qs, urlsplit
+
+from syncline.errors import ConfigError
+from syncline.observe.live.follow import Follower
+from syncline.observe.live.live_page import TOKEN_HEADER, live_page, update
+
+_LOOPBACK = "127.0.0.1"
+
+
+class WatchServer:
+    """Serves one run until it is closed. `stop` requests that the run save and stop."""
+
+    def __init__(self, follower: Follower, stop: Callable[[], None], port: int = 0) -> None:
+        self.token = secrets.token_urlsafe(24)
+        self._follower, self._stop = follower, stop
+        self._lock = threading.Lock()
+        self._update: tuple[str, bytes] = ("", b"")
+        try:
+            self._server = ThreadingHTTPServer((_LOOPBACK, port), type("Handler", (_Handler,), {"watch": self}))
+        except OSError as error:
+            raise ConfigError(
+                f"Cannot use port {port} ({error.strerror}). Leave --port out to get a free one."
+            ) from error
+        self._server.daemon_threads = True
+        self.port: int = self._server.server_address[1]
+        self.hosts = {f"{_LOOPBACK}:{self.port}", f"localhost:{self.port}"}
+
+    @property
+    def address(self) -> str:
+        return f"http://{_LOOPBACK}:{self.port}/?token={self.token}"
+
+    def serve(self) -> None:
+        """Serve until `shut_down`, or an exception such as Ctrl-C."""
+        self._server.serve_forever(poll_interval=0.1)
+
+    def shut_down(self) -> None:
+        """Make `serve` return; from another thread."""
+        self._server.shutdown()
+
+    def close(self) -> None:
+        self._server.server_close()
+
+    def may(self, token: str | None) -> bool:
+        return token is not None and hmac.compare_digest(token.encode(), self.token.encode())
+
+    def page(self) -> bytes:
+        with self._lock:
+            self._follower.refresh()
+            return live_page(self._follower.record).encode()
+
+    def update(self) -> tuple[str, bytes]:
+        """The current content as JSON, and its ETag."""
+        with self._lock:
+            tag = f'"{self._follower.refresh()}"'
+            if tag != self._update[0]:
+                self._update = (tag, json.dumps(update(self._follower.record)).encode())
+            return self._update
+
+    def stop_run(self) -> bool:
+        """Request that the run save and stop; False if it is not live."""
+        try:
+            self._stop()
+        except ConfigError:
+            return False
+        return True
+
+
+class _Handler(BaseHTTPRequestHandler):
+    watch: WatchServer
+    server_version, sys_version = "syncline", ""
+    timeout = 10
+
+    def do_GET(self) -> None:
+        where = urlsplit(self.path)
+        if where.path == "/favicon.ico":
+            self._answer(HTTPStatus.NO_CONTENT)
+        elif where.path == "/" and self._is_allowed(parse_qs(where.query).get("token", [""])[0]):
+            self._answer(HTTPStatus.OK, self.watch.page(), "text/html; charset=utf-8")
+        elif where.path == "/update" and self._is_allowed(self.headers.get(TOKEN_HEADER)):
+            tag, body = self.watch.update()
+            if self.headers.get("If-None-Match") == tag:
+                self._answer(HTTPStatus.NOT_MODIFIED, tag=tag)
+            else:
+                self._answer(HTTPStatus.OK, body, "application/json", tag=tag)
+        elif where.path not in ("/", "/update"):
+            self._refuse(HTTPStatus.NOT_FOUND, "Not found: the page is at /.")
+
+    def do_POST(self) -> None:
+        if urlsplit(self.path).path != "/stop":
+            self._refuse(HTTPStatus.NOT_FOUND, "Not found: the only command is /stop.")
+        elif self._is_allowed(self.headers.get(TOKEN_HEADER)):
+            self._answer(HTTPStatus.ACCEPTED if self.watch.stop_run() else HTTPStatus.CONFLICT)
+
+    def _is_allowed(self, token: str | None) -> bool:
+        """Whether to answer; if not, send the reason."""
+        origin = self.headers.get("Origin")
+        if self.headers.get("Host") not in self.watch.hosts:
+            self._refuse(HTTPStatus.FORBIDDEN, "This page is served to this machine only.")
+        elif origin is not None and origin.removeprefix("http://") not in self.watch.hosts:
+            self._refuse(HTTPStatus.FORBIDDEN, "Requests from other sites are refused.")
+        elif not self.watch.may(token):
+            self._refuse(HTTPStatus.FORBIDDEN, "Open the address that 'syncline watch' printed, with its token.")
+        else:
+            return True
+        return False
+
+    def _refuse(self, status: HTTPStatus, why: str) -> None:
+        self._answer(status, why.encode(), "text/plain; charset=utf-8")
+
+    def _answer(self, status: HTTPStatus, body: bytes = b"", kind: str = "", tag: str = "") -> None:
+        self.send_response(status)
+        headers = {
+            "Content-Type": kind, "ETag": tag, "Content-Length": str(len(body)), "Cache-Control": "no-store",
+            "Referrer-Policy": "no-referrer", "X-Content-Type-Options": "nosniff", "X-Frame-Options": "DENY",
+        }  # fmt: skip
+        for name, value in headers.items():
+            if value:
+                self.send_header(name, value)
+        self.end_headers()
+        self.wfile.write(body)
+
+    def log_message(self, format: str, *args: Any) -> None:
+        """Requests are not logged to the terminal."""

@@ -1,0 +1,1 @@
+"""What all HTML pages share: the document, the base style sheet, and axis ticks."""

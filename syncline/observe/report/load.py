@@ -1,0 +1,57 @@
+"""From run directories to records: finding runs, reading them at any stage, and naming them distinctly.
+
+Not here: the fold over events (`record.py`).
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+from syncline.errors import ConfigError, UnknownName, nearest
+from syncline.observe.report.record import RunRecord, record_of
+from syncline.telemetry.predictions import read_predictions
+from syncline.telemetry.run_dir import RunDir
+
+
+def find_run(path: Path) -> RunDir:
+    """The run directory at `path`; `ConfigError` with the nearest names if that is none."""
+    if (path / "plan.json").is_file():
+        return RunDir(path)
+    parent = path.parent
+    known = sorted(p.parent.name for p in parent.glob("*/plan.json"))
+    if path.exists() or not nearest(path.name, known):
+        return RunDir.existing(path)  # raises the precise error
+    raise UnknownName.among(f"run in {parent} named", path.name, known)
+
+
+def load(paths: Sequence[Path], is_live: Callable[[Path], bool]) -> list[RunRecord]:
+    """The records of these runs, in this order; `is_live` checks whether a run is still training."""
+    found = [find_run(path) for path in paths]
+    records = []
+    for run_dir, name in zip(found, short_names([run_dir.path for run_dir in found]), strict=True):
+        record = record_of(name, run_dir.read_events())
+        record.plan = record.plan or _plan_of(run_dir)
+        record.is_live = is_live(run_dir.path)
+        record.predictions = read_predictions(run_dir.predictions)
+        records.append(record)
+    return records
+
+
+def _plan_of(run_dir: RunDir) -> dict[str, Any]:
+    try:
+        return run_dir.read_plan()
+    except (OSError, ValueError) as error:
+        raise ConfigError(f"Cannot read {run_dir.plan} ({error}), and the run has no events.") from error
+
+
+def short_names(paths: Sequence[Path]) -> list[str]:
+    """The folders' names, with as much of their paths as makes them distinct."""
+    parts = [Path(os.path.abspath(path)).parts for path in paths]
+    for length in range(1, max(len(p) for p in parts) + 1):
+        names = [str(Path(*p[-length:])) for p in parts]
+        if len(set(names)) == len(names):
+            return names
+    return [f"{path} ({number})" for number, path in enumerate(paths, start=1)]  # the same one twice

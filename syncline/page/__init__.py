@@ -1,1 +1,0 @@
-"""What every HTML page of Syncline shares: the document around it, its looks, and round numbers for axes."""

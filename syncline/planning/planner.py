@@ -1,0 +1,225 @@
+"""From the settings, the task and the machines to a `Plan`. Pure: same inputs, same plan."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, fields
+from typing import Any, Literal, NamedTuple
+
+from syncline.compute.tuning import Choice
+from syncline.config.amounts import bytes_of
+from syncline.config.run import RunConfig
+from syncline.errors import ConfigError, plural
+from syncline.planning.machine import Machine
+from syncline.planning.plan import Plan, WorkerPlan
+from syncline.strategies.method import RunConditions
+from syncline.strategies.reading import read_strategy
+
+_DEFAULT_EPOCHS = 3
+_DEFAULT_BATCH = 128
+_FEWEST_STEPS_TO_TUNE = 100
+
+
+@dataclass(frozen=True, kw_only=True)
+class TaskFacts:
+    """What a plan needs to know about the task."""
+
+    kind: Literal["train", "own-loop"]
+    model: str
+    data: str
+    fingerprint: str
+    train_samples: int = 0
+    test_samples: int = 0
+    recommended_epochs: int | None = None
+    recommended_batch: int | None = None
+    clip_norm: float | None = None
+
+
+def make_plan(facts: TaskFacts, config: RunConfig, machine: Machine, hosts: Sequence[str] = ()) -> Plan:
+    """Decide everything that can be decided before a process starts.
+
+    Workers are assigned to the `hosts` in turn; without any, all of them run on this machine.
+    """
+    hosts = hosts or (machine.host,)
+    hosts_of_workers = [hosts[rank % len(hosts)] for rank in range(config.workers)]
+    notes: list[str] = []
+    method = read_strategy(config.strategy).method
+    held = held_out_samples(method.held_out, facts.train_samples, config.workers)
+    _check_script_settings(facts, config)
+    length = _length(facts, config, facts.train_samples - held, notes)
+    device = _device(config, machine, notes)
+    collective = _collective(config, machine, device, len(set(hosts_of_workers)), notes)
+    shares_memory_on_hosts = len(set(hosts_of_workers)) > 1 and _can_share_memory(config, machine, device)
+    method.check_run(
+        RunConditions(
+            workers=config.workers,
+            hosts=len(set(hosts_of_workers)),
+            shares_memory=collective != "process-group" or shares_memory_on_hosts,
+            is_own_loop=facts.kind == "own-loop",
+            clip_norm=facts.clip_norm,
+        )
+    )
+    decided: dict[str, Any] = {
+        **length._asdict(),
+        "workers": _workers(hosts_of_workers, device, config.threads or max(1, machine.cores // config.workers)),
+        "collective": collective,
+        "train_samples": facts.train_samples - held,
+        "shared_memory_bytes": _shared_memory_bytes(config, machine),
+        "shares_memory_on_hosts": shares_memory_on_hosts,
+        "servers": method.servers,
+        "held_out": held,
+        "precision": "bf16" if config.precision == "bf16" else "float32",
+        "memory_format": "channels-last" if config.memory_format == "channels-last" else "contiguous",
+        "memory_limit_bytes": None if config.memory_limit is None else bytes_of("memory_limit", config.memory_limit),
+        "measured": _measured(config, length.total_steps) if facts.kind == "train" else (),
+        "notes": tuple(notes),
+    }
+    # Every other field of a plan is a setting or a fact of the task, under the same name.
+    names = {field.name for field in fields(Plan)}
+    given = {name: value for name, value in {**vars(facts), **vars(config)}.items() if name in names}
+    return Plan(**{**given, **decided})
+
+
+def _workers(hosts: Sequence[str], device: str, threads: int) -> tuple[WorkerPlan, ...]:
+    def device_of(rank: int) -> str:
+        # Each worker gets the next GPU of its host. With too few GPUs, torch names the missing one when it is used.
+        return f"cuda:{hosts[:rank].count(hosts[rank])}" if device == "cuda" else device
+
+    return tuple(
+        WorkerPlan(rank=rank, host=host, device=device_of(rank), threads=threads) for rank, host in enumerate(hosts)
+    )
+
+
+def _device(config: RunConfig, machine: Machine, notes: list[str]) -> Literal["cpu", "cuda"]:
+    if config.device == "cpu":
+        return "cpu"
+    if config.device == "cuda":
+        if not machine.gpus:
+            raise ConfigError(
+                "--device cuda needs an NVIDIA GPU, its driver and a torch build with CUDA; none was found. "
+                "Use --device cpu or auto.",
+                code="no-gpu", setting="device", value="cuda", allowed=["auto", "cpu"],
+            )  # fmt: skip
+        return "cuda"
+    if 0 < machine.gpus < config.workers:
+        notes.append(
+            f"Training on the CPU: {plural(config.workers, 'worker')} would need a GPU each, and there "
+            f"{'is 1' if machine.gpus == 1 else f'are {machine.gpus}'}. Use --workers {machine.gpus} to train on "
+            f"{'it' if machine.gpus == 1 else 'them'}."
+        )
+    return "cuda" if machine.gpus >= config.workers else "cpu"
+
+
+def _check_script_settings(facts: TaskFacts, config: RunConfig) -> None:
+    if facts.kind == "train":
+        return
+    if config.precision != "float32" or config.memory_format != "auto":
+        raise ConfigError(
+            "--precision and --memory-format do not apply to a script. Use torch.autocast and "
+            "model.to(memory_format=...) in the script.",
+            code="set-in-script",
+            settings=["precision", "memory_format"],
+        )
+    if config.checkpoint_activations or config.memory_limit is not None:
+        raise ConfigError(
+            "--memory-limit and --checkpoint-activations do not apply to a script. Use smaller micro-batches and "
+            "torch.utils.checkpoint in the script.",
+            code="set-in-script",
+            settings=["memory_limit", "checkpoint_activations"],
+        )
+
+
+class _Length(NamedTuple):
+    """The length of a run."""
+
+    epochs: int
+    batch: int
+    steps_per_epoch: int
+    total_steps: int
+
+
+def _length(facts: TaskFacts, config: RunConfig, train_samples: int, notes: list[str]) -> _Length:
+    epochs = config.epochs or facts.recommended_epochs or _DEFAULT_EPOCHS
+    batch = config.batch or facts.recommended_batch or _DEFAULT_BATCH
+    if facts.kind == "train":
+        if facts.train_samples == 0:
+            raise ConfigError("The training data is empty.", code="no-data")
+        if batch > train_samples:
+            notes.append(
+                f"The batch size of {batch} exceeds the {train_samples} training samples: each epoch is one step."
+            )
+            batch = train_samples
+        if config.workers > batch:
+            raise ConfigError(
+                f"{config.workers} workers cannot share a batch of {plural(batch, 'sample')}. Set --workers to {batch} "
+                "or less, or a larger --batch.",
+                code="batch-too-small",
+                workers=config.workers,
+                batch=batch,
+            )
+    steps_per_epoch = -(-train_samples // batch)
+    total_steps = steps_per_epoch * epochs
+    if config.max_steps is not None:
+        total_steps = min(total_steps, config.max_steps) if facts.kind == "train" else config.max_steps
+    return _Length(epochs, batch, steps_per_epoch, total_steps)
+
+
+def _collective(
+    config: RunConfig, machine: Machine, device: str, hosts: int, notes: list[str]
+) -> Literal["solo", "shared-memory", "process-group"]:
+    if config.workers == 1:
+        return "solo"
+    reason = machine.no_shared_memory_because
+    if device != "cpu":
+        reason = f"the workers train on {device}, and shared memory is for CPU workers"
+    if hosts > 1:
+        reason = f"the workers are on {hosts} hosts"
+    if config.collective == "process-group":
+        return "process-group"
+    if reason is None:
+        return "shared-memory"
+    if config.collective == "shared-memory":
+        raise ConfigError(
+            f"--collective shared-memory is not possible: {reason}. Use --collective process-group.",
+            code="no-shared-memory", setting="collective", value="shared-memory", reason=reason,
+        )  # fmt: skip
+    notes.append(f"Workers communicate through torch.distributed, because {reason}.")
+    return "process-group"
+
+
+def _can_share_memory(config: RunConfig, machine: Machine, device: str) -> bool:
+    return config.collective == "auto" and device == "cpu" and machine.no_shared_memory_because is None
+
+
+def _measured(config: RunConfig, steps: int) -> tuple[Choice, ...]:
+    """What the workers tune by measuring. In a short run, measuring would take longer than it could save."""
+    chosen: list[Choice] = []
+    if config.tune == "auto" and steps >= _FEWEST_STEPS_TO_TUNE:
+        chosen += ["memory-format"] if config.memory_format == "auto" else []
+        chosen += ["convolutions"] if config.precision != "bf16" else []
+        chosen += ["threads"] if config.threads is None else []
+        chosen += ["loaders"] if config.loaders is None else []
+    return (*chosen, "precision") if config.precision == "auto" else tuple(chosen)
+
+
+def held_out_samples(fraction: float, samples: int, workers: int) -> int:
+    """How many samples are held out for tournaments: this fraction of them, and at least one per worker."""
+    if not fraction or not samples:
+        return 0
+    number = max(workers, round(fraction * samples))
+    if number >= samples:
+        raise ConfigError(
+            f"The tournaments of {workers} workers need {number} held-out samples, but there are only {samples}. "
+            "Use another strategy, or more data.",
+            code="too-few-samples",
+            workers=workers,
+            needed=number,
+            samples=samples,
+        )
+    return number
+
+
+def _shared_memory_bytes(config: RunConfig, machine: Machine) -> int:
+    if config.shared_memory_limit_mb is not None:
+        return int(config.shared_memory_limit_mb * 1e6)
+    return machine.memory_available_bytes // 2

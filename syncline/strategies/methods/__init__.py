@@ -1,0 +1,1 @@
+"""The ways of exchanging, one file each. `strategies/table.py` lists them."""

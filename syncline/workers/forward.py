@@ -1,0 +1,106 @@
+"""One forward pass, from a batch to a loss.
+
+Here: splitting a batch into inputs and target, moving it to a device, and cutting it into micro-batches. A batch (a, b,
+..., t) means `loss(model(a, b, ...), t)`; a single tensor a means `loss(model(a), a)`, for autoencoders. In training
+the weight penalties of a declared model are part of the loss. Each micro-batch includes them in full and is weighted by
+its samples, as each worker is, so they count once per step.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+
+from syncline.compute.partition import split
+from syncline.errors import ConfigError
+from syncline.models.declared.network import penalty_of
+from syncline.workers.build import Loss
+
+
+def loss_of(model: torch.nn.Module, loss: Loss, batch: Any) -> tuple[torch.Tensor, torch.Tensor, Any]:
+    """The loss of a batch, the model's output and the target."""
+    if isinstance(batch, (tuple, list)) and len(batch) == 1:
+        batch = batch[0]  # the batch of a single array
+    if isinstance(batch, torch.Tensor):
+        inputs, target = (batch,), batch
+    elif isinstance(batch, (tuple, list)) and len(batch) >= 2:
+        inputs, target = tuple(batch[:-1]), batch[-1]
+    else:
+        raise ConfigError(
+            f"A batch of the data is a {type(batch).__name__}, but the built-in loop takes (input, target) pairs or "
+            "single tensors. For anything else write your own loop and start it with 'syncline run my_loop.py'.",
+            code="batch-type",
+            type=type(batch).__name__,
+        )
+    output: Any = None
+    try:
+        output = model(*inputs)
+        value = loss(output, target)
+    except (RuntimeError, ValueError, IndexError, TypeError) as error:
+        made = f", the model's output was {_shape(output)}" if output is not None else ""
+        shapes = ", ".join(_shape(x) for x in inputs)
+        error.add_note(
+            f"The batch had inputs {shapes} and target {_shape(target)}{made}. Check that model, loss and data match."
+        )
+        raise
+    if value.dim() != 0:
+        raise ConfigError(
+            f"The loss has shape {tuple(value.shape)}, but it must be a scalar: the mean over the samples.",
+            code="loss-shape",
+            shape=tuple(value.shape),
+        )
+    if model.training and (penalty := penalty_of(model)) is not None:
+        value = value + penalty
+    return value, output, target
+
+
+def to_device(batch: Any, device: torch.device) -> Any:
+    """The batch with its tensors on `device`."""
+    if device.type == "cpu":
+        return batch
+    if isinstance(batch, torch.Tensor):
+        return batch.to(device, non_blocking=True)
+    if isinstance(batch, (tuple, list)):
+        return type(batch)(to_device(b, device) for b in batch)
+    return batch
+
+
+def pieces(batch: Any, samples: int, count: int) -> Iterator[tuple[Any, float]]:
+    """The batch in at most `count` micro-batches, each with its fraction of the samples."""
+    if count == 1:
+        yield batch, 1.0
+        return
+    for low, high in split(samples, min(count, samples)):
+        yield _rows(batch, low, high), (high - low) / samples
+
+
+def is_classification(output: Any, target: Any) -> bool:
+    """Whether the output has a score per class, and the target a class per sample."""
+    return (
+        isinstance(output, torch.Tensor)
+        and isinstance(target, torch.Tensor)
+        and output.dim() == 2
+        and target.dim() == 1
+        and not target.is_floating_point()
+    )
+
+
+def correct_fraction(output: Any, target: Any) -> float | None:
+    """The accuracy, if this is a classification."""
+    if not is_classification(output, target):
+        return None
+    return float((output.detach().argmax(1) == target).sum()) / len(target)
+
+
+def _rows(batch: Any, low: int, high: int) -> Any:
+    if isinstance(batch, torch.Tensor):
+        return batch[low:high]
+    return type(batch)(_rows(b, low, high) for b in batch)
+
+
+def _shape(value: Any) -> str:
+    if isinstance(value, torch.Tensor):
+        return f"{tuple(value.shape)} {str(value.dtype).removeprefix('torch.')}"
+    return type(value).__name__

@@ -1,0 +1,224 @@
+"""A worker's membership in a run.
+
+Here: `Session`: the link to the coordinator, the current View, this worker's rank in it, and the collective of its
+members. `Session.connected` makes one for a worker of a run, `Session.alone` one for a script under plain python. Not
+here: what is opened for a View (`transport.py`), checkpoints (`checkpoints.py`), and the order of a step
+(`stepper.py`).
+
+`worker_id` is a worker's permanent number in the run: messages, events and files name it. `rank` is its place among the
+members of the current View: collectives and the division of samples use it. They differ after a shrink.
+"""
+
+from __future__ import annotations
+
+import time
+from contextlib import ExitStack
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import numpy as np
+import torch
+
+from syncline.comms.collective import Collective, Solo
+from syncline.comms.control import LedgerLine, ViewOf
+from syncline.compute.device import device_here
+from syncline.compute.memory import Peak
+from syncline.data.ledger import Line, RecentLines
+from syncline.data.order import step_seed
+from syncline.errors import PeerFailed
+from syncline.planning.plan import Plan, WorkerPlan
+from syncline.strategies.reading import read_strategy
+from syncline.telemetry.events import WarningMessage
+from syncline.telemetry.recorder import Recorder
+from syncline.telemetry.run_dir import RunDir
+from syncline.workers.checkpoints import Checkpoints
+from syncline.workers.link import Link
+from syncline.workers.transport import open_collective, open_process_group, open_servers
+
+if TYPE_CHECKING:
+    from syncline.comms.parameter_server.client import ParameterServers
+
+_STRANDED_S = 1.0
+"""How long a worker that cannot reach its peers waits for a new View before it asks the coordinator for one."""
+
+
+class Session:
+    """One worker's membership in a run; `link` is None for a worker without a coordinator."""
+
+    def __init__(self, plan: Plan, worker_id: int, recorder: Recorder, link: Link | None = None) -> None:
+        self.plan = plan
+        """The plan for the current View."""
+        self._initial_plan = plan
+        self.worker_id = self.rank = worker_id
+        self.members = [worker_id]
+        """The worker_ids of the View's members, in the order of their ranks."""
+        self.view = 0
+        """The number of the current View; 0 before the first one."""
+        self.recorder = recorder
+        self.device = device_here(plan.workers[worker_id % plan.size].device)
+        self.collective: Collective = Solo()
+        self.until_view_ends = ExitStack()
+        """What is open in the current View only: it is closed, last opened first, when this worker leaves the View."""
+        self.strategy = read_strategy(plan.strategy)
+        # Workers that train independently between exchanges must not wait for each other inside a forward pass.
+        self.has_global_batch_norm = plan.batch_norm == "global" and self.strategy.method.is_lock_step
+        self.run_dir = RunDir(Path(link.files.run_dir)) if link is not None else None
+        self.checkpoints = Checkpoints(self, link.files.checkpoint_path if link is not None else None)
+        self.peak_memory = Peak(self.device)
+        self.interrupted_at = time.monotonic()
+        """When this worker noticed that its last View had ended."""
+        self.in_flight: tuple[int, np.ndarray] = (0, np.empty(0, np.int64))
+        """The step in progress and the indices of its samples, for failure reports."""
+        self._has_been_member = self._is_leaving = False
+        self._link = link
+        author = f"{link.welcome.session}.{worker_id}.{link.life}" if link is not None else ""
+        self.ledger_lines = RecentLines(author)
+        self._servers: ParameterServers | None = None
+
+    @classmethod
+    def connected(cls, link: Link) -> Session:
+        """The session of a worker that the coordinator has welcomed."""
+        plan = Plan.from_dict(link.welcome.plan)
+        torch.set_num_threads(plan.workers[link.worker_id % plan.size].threads)
+        return cls(plan, link.worker_id, link.recorder, link)
+
+    @classmethod
+    def alone(cls) -> Session:
+        """The session of a script that runs under plain python: one worker, no coordinator."""
+        worker = WorkerPlan(rank=0, host="localhost", device="cpu", threads=torch.get_num_threads())
+        return cls(_plan_of_one(worker), 0, Recorder(0))
+
+    def join_view(self) -> bool:
+        """Join the newest View as soon as there is one. False if this worker is no longer a member.
+
+        Raises `PeerFailed` if the run has failed, or if no View arrives in time.
+        """
+        link = self._link
+        if link is None:
+            return True
+        self.interrupted_at = time.monotonic()
+        if link.welcome.view is None and self.view == 0:
+            link.say_ready()  # a late joiner: the coordinator includes it in the next View
+        while True:
+            view = self._wait_for_view(link)
+            self.until_view_ends.close()
+            self.view = view.number
+            if self.worker_id not in view.members:
+                if self._has_been_member:
+                    return False
+                continue  # the View was decided before this worker was ready
+            self.plan = self._initial_plan.with_members(view.members)
+            self.rank, self.members = view.members.index(self.worker_id), list(view.members)
+            try:
+                self.collective = open_collective(self.plan, link, view, self.rank)
+                break
+            except PeerFailed:
+                continue  # another worker failed meanwhile; a newer View follows
+        self.until_view_ends.callback(lambda: self.collective.close())
+        link.guard(self.collective, view.number)
+        self._has_been_member = True
+        return True
+
+    def _wait_for_view(self, link: Link) -> ViewOf:
+        deadline = time.monotonic() + self.plan.exchange_timeout_s
+        while time.monotonic() < deadline and not link.is_aborted:
+            view = link.next_view(self.view, _STRANDED_S)
+            if view is not None:
+                return view
+            if self._has_been_member:
+                # All members may be alive, with only a connection between two of them broken: ask for a new View.
+                link.say_stranded(self.view)
+        if link.is_aborted:
+            raise PeerFailed("The run has failed on another worker.", code="run-failed")
+        raise PeerFailed(
+            f"Timed out after {self.plan.exchange_timeout_s:g} s waiting for the coordinator's new view.",
+            code="no-view",
+            worker_id=self.worker_id,
+            view=self.view,
+        )
+
+    def check_membership(self) -> None:
+        """Raise `PeerFailed` if the coordinator has announced a newer View.
+
+        Asynchronous workers do not wait for each other, so they would not notice otherwise.
+        """
+        if self._link is not None and self._link.is_outdated(self.view):
+            raise PeerFailed("The membership has changed: a worker failed, joined or left.")
+
+    def seed_step(self, step: int) -> None:
+        """Make all randomness in a step a function of (seed, step, rank) alone."""
+        seed = step_seed(self.plan.seed, step, self.rank)
+        torch.default_generator.manual_seed(seed)
+        if self.device.type == "cuda":
+            torch.cuda.manual_seed(seed)
+        elif self.device.type == "mps":
+            torch.mps.manual_seed(seed)
+
+    def stop_requested(self) -> bool:
+        """Whether the user or the engine has asked the run to stop."""
+        return self._link is not None and self._link.stop_requested
+
+    def save_requested(self) -> bool:
+        return self.checkpoints.is_due()
+
+    def call_meeting(self, number: int) -> None:
+        """Send the call for meeting `number` to all workers."""
+        if self._link is not None:
+            self._link.call_meeting(self.view, number)
+
+    def meeting_called(self, number: int) -> bool:
+        """Whether any worker has called meeting `number`; a worker without a coordinator meets at once."""
+        return self._link is None or self._link.last_meeting >= (self.view, number)
+
+    def add_to_ledger(self, line: Line) -> None:
+        if self._link is not None:
+            self._link.send(LedgerLine(self.worker_id, self.ledger_lines.add(line, time.monotonic())))
+
+    def warn(self, message: str) -> None:
+        """Show a warning to the user, once for all workers."""
+        if self.rank == 0:
+            self.recorder.emit(WarningMessage(message=message))
+
+    def open_servers(self) -> ParameterServers:
+        """The connection to the parameter servers, which all strategies of a run share."""
+        assert self._link is not None, "a script under plain python has a plan without servers"
+        if self._servers is None:
+            self._servers = open_servers(self.plan, self._link, self.view, self.rank)
+            self.until_view_ends.callback(self._close_servers)
+        return self._servers
+
+    def _close_servers(self) -> None:
+        """Say goodbye only at the end of the run: until then the servers expect this worker in the next View."""
+        assert self._servers is not None, "called once for each connection"
+        self._servers.close(goodbye=self._is_leaving)
+        self._servers = None
+
+    def fall_back_to_process_group(self, reason: str) -> None:
+        """Use torch.distributed instead of shared memory; all members call this together."""
+        assert self._link is not None, "only shared memory runs out, and a worker without a coordinator has none"
+        self.warn(f"Too little shared memory ({reason}): exchanging through torch.distributed, which is slower.")
+        self.collective = open_process_group(self.plan, self._link, self.view, self.rank)
+        self._link.guard(self.collective, self.view)
+
+    def gather_peak_memory(self) -> dict[str, int]:
+        """The peak memory of every member in bytes, by worker_id; all members call this together."""
+        gathered = self.collective.all_gather(str(self.peak_memory.read()).encode())
+        return {str(worker_id): int(peak) for worker_id, peak in zip(self.members, gathered, strict=True)}
+
+    def close(self) -> None:
+        """Leave the run at its end."""
+        self._is_leaving = True
+        if self.plan.servers:
+            self.open_servers()  # even if the strategy never did: a server ends when every worker has said goodbye
+        self.until_view_ends.close()
+
+
+def _plan_of_one(worker: WorkerPlan) -> Plan:
+    from syncline.config.run import RunConfig
+    from syncline.planning.machine import Machine
+    from syncline.planning.planner import TaskFacts, make_plan
+
+    facts = TaskFacts(kind="own-loop", model="script", data="script", fingerprint="")
+    plan = make_plan(facts, RunConfig(workers=1, device="cpu"), Machine.here())
+    return replace(plan, workers=(worker,))

@@ -1,0 +1,135 @@
+"""Bringing the members of a new View to one state.
+
+Here: `StateSync`. When the membership changes, the members compare what they hold, decide from where to continue
+(`recovery.py` has the rule), and send state to those whose own is stale; or all load the newest checkpoint. Not here:
+how a strategy merges replicas (`strategies/`), and building the replica afterwards (`replica.py`).
+"""
+
+from __future__ import annotations
+
+from contextlib import closing
+from typing import Any, NamedTuple
+
+from syncline.checkpoint.schema import TrainingProgress, TrainingState
+from syncline.comms.serialize import dump_state, load_state
+from syncline.data.assignment import Position
+from syncline.strategies.exchange import Exchange
+from syncline.workers.data_progress import DataProgress
+from syncline.workers.recovery import Standing, SyncPlan, decode, encode, plan_sync
+from syncline.workers.session import Session
+from syncline.workers.train_state import TrainState
+
+
+class Synced(NamedTuple):
+    """How this worker's state came about."""
+
+    private: dict[str, Any] | None
+    """What this worker's strategy kept for itself, if anything."""
+    from_checkpoint: bool
+    """Whether all members went back to the newest checkpoint, or to the start of the run."""
+    bytes_received: int = 0
+    """How much live state the source has sent."""
+
+
+class _LastView(NamedTuple):
+    """What a worker holds from the View before."""
+
+    state: TrainState
+    exchange: Exchange
+    rank: int
+
+
+class StateSync:
+    """One worker's part in synchronizing state; it lives as long as the worker."""
+
+    def __init__(self, session: Session, progress: DataProgress) -> None:
+        self._session, self._progress = session, progress
+        self._held: _LastView | None = None
+        self._view = 0  # the last View whose state this worker holds
+
+    @property
+    def is_first(self) -> bool:
+        """Whether this worker has not trained in any View yet."""
+        return self._held is None
+
+    def hold(self, state: TrainState, exchange: Exchange) -> None:
+        """Remember what this worker trains in the current View."""
+        self._held = _LastView(state, exchange, self._session.rank)
+
+    def synchronize(self, state: TrainState) -> Synced:
+        """Bring `state` and the progress to where all members continue; they call this together.
+
+        `state` may be a new object: a user's script that was restarted has built a new model.
+        """
+        session, order = self._session, self._progress.order
+        standings = [decode(data) for data in session.collective.all_gather(encode(self._standing()))]
+        plan = plan_sync(standings, count=order.count, batch=order.batch, epochs=self._progress.epochs)
+        if self._held is not None:
+            self._held.state.undo_step()
+        return self._load_checkpoint(state) if plan is None else self._exchange_state(plan, state)
+
+    def _standing(self) -> Standing:
+        worker_id = self._session.worker_id
+        if self._held is None:
+            return Standing(worker_id)
+        state, exchange, rank = self._held
+        recovery, committed = exchange.recovery, exchange.committed_steps() if exchange.recovery == "merge" else None
+        if recovery == "merge" and committed is None:
+            recovery = "saved"
+        # A worker that was interrupted while exchanging, after its own update, has done that step.
+        position = self._progress.position
+        step = max(position.step, (committed or {}).get(rank, 0))
+        if step > position.step:
+            state.end_step()
+        return Standing.of(worker_id, self._view, step, self._progress.assignment, recovery, committed or {})
+
+    def _exchange_state(self, plan: SyncPlan, state: TrainState) -> Synced:
+        """Continue with the live state of the survivors."""
+        session, held = self._session, self._held
+        is_survivor, is_stale = session.rank in plan.survivors, session.rank in plan.stale
+        if plan.merges:
+            with closing(session.collective.split(int(is_survivor))) as survivors:
+                if is_survivor and held is not None:
+                    held.exchange.merge(survivors)
+        data = self._send_state(plan)
+        # Only now: if that had failed, this worker would still stand where it stood in the last View.
+        self._progress.begin_assignment(plan.assignment)
+        self._view = session.view
+        received = load_state(data) if data else None
+        if is_stale:
+            assert received is not None, "the source sends its whole state if a member is stale"
+            state.load(TrainingState.from_dict(received["training"]))
+            return Synced(received["private"], from_checkpoint=False, bytes_received=len(data))
+        if held is not None and state is not held.state:
+            state.load(held.state.state())
+        if received is not None:
+            state.load_progress(TrainingProgress.from_dict(received["training"]))  # the source's schedule counts
+        bytes_received = len(data) if plan.stale else 0
+        private = held.exchange.carried_state() if held is not None else None
+        return Synced(private, from_checkpoint=False, bytes_received=bytes_received)
+
+    def _send_state(self, plan: SyncPlan) -> bytes:
+        """The source's state, on all members: whole if a member is stale, otherwise only its progress."""
+        if not plan.stale and not plan.merges:
+            return b""
+        data = b""
+        if self._session.rank == plan.source and self._held is not None:
+            state, exchange, _ = self._held
+            if plan.stale:
+                data = dump_state({"training": state.state().to_dict(), "private": exchange.replacement_state()})
+            else:
+                data = dump_state({"training": state.progress().to_dict()})
+        return self._session.collective.all_gather(data)[plan.source]
+
+    def _load_checkpoint(self, state: TrainState) -> Synced:
+        """Continue from the newest checkpoint, or start the run if there is none."""
+        saved = self._session.checkpoints.load_newest()
+        self._view = self._session.view
+        if saved is None:
+            state.reset()
+            self._progress.begin_assignment(self._progress.assignment_from(Position()))
+            return Synced(None, from_checkpoint=True)
+        state.load(saved)
+        self._progress.begin_assignment(self._progress.assignment_from(saved.position, saved.requeued))
+        rank, private = self._session.rank, saved.worker_states
+        return Synced(private[rank] if rank < len(private) else None, from_checkpoint=True)

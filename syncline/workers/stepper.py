@@ -1,0 +1,200 @@
+"""The order of a step, for the built-in loop (`loop.py`) and a user's own loop (`own_loop.py`) alike.
+
+    enter_view    once per View: synchronize state, tune, build replica and exchange
+    begin_step    check membership, run the fault hook, seed, let the strategy prepare the forward pass
+    (the loop)    forward and backward on this worker's share
+    update        exchange, clip, update, advance the position, record
+    end_step      save a checkpoint or stop, if all workers agreed on it in `update`
+    finish        save the last checkpoint and complete the ledger
+
+Here: `Stepper`, which puts these in order. Not here: what they do (`state_sync.py`, `replica.py`, `update.py`,
+`data_progress.py`, `checkpoints.py`), and joining a View (`session.py`).
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from typing import Literal
+
+import numpy as np
+
+from syncline.data.assignment import total
+from syncline.data.order import SampleOrder, Share
+from syncline.strategies.exchange import Exchange, Replica
+from syncline.telemetry.events import Recovered
+from syncline.workers.data_progress import DataProgress
+from syncline.workers.replica import build_replica
+from syncline.workers.session import Session
+from syncline.workers.state_sync import StateSync, Synced
+from syncline.workers.step_hook import step_hook
+from syncline.workers.train_state import TrainState
+from syncline.workers.update import Outcome, Updater
+
+AfterUpdate = Callable[[Share, Outcome, float | None], None]
+
+_NO_SAMPLES = np.empty(0, np.int64)
+
+
+class Stepper:
+    """Takes one worker through the steps of a run, over all Views of which it is a member.
+
+    `after_update(share, outcome, loss)` is called in every step before it is recorded: the built-in loop advances its
+    schedule there.
+    """
+
+    replica: Replica
+    exchange: Exchange
+    state: TrainState
+
+    def __init__(
+        self,
+        session: Session,
+        order: SampleOrder,
+        *,
+        epochs: int | None,
+        after_update: AfterUpdate | None = None,
+    ) -> None:
+        self.session = session
+        self.progress = DataProgress(session, order, epochs=epochs)
+        self._sync = StateSync(session, self.progress)
+        self._after_update = after_update
+        self._step_hook = step_hook()
+        self._outcome: Outcome | None = None  # of the last step, until `end_step`
+        self._recovery: Callable[[int], Recovered] | None = None  # what to report after the first step of this View
+
+    @property
+    def can_be_interrupted(self) -> bool:
+        """Whether the failure of another process can interrupt a step."""
+        return self.session.plan.size > 1 or self.session.plan.servers > 0
+
+    def enter_view(
+        self,
+        state: TrainState,
+        *,
+        clip_norm: float | None = None,
+        score: Callable[[], tuple[float, float]] | None = None,
+        tune: Callable[[], None] | None = None,
+    ) -> None:
+        """Get ready to train `state` with the members of the View that the session has joined; they do so together.
+
+        `tune` is called when `state` is current, before its gradients are laid out.
+        """
+        session, progress = self.session, self.progress
+        session.recorder.waits = True
+        session.checkpoints.open()
+        progress.report_used()
+        step_before = progress.position.step
+        synced = self._sync.synchronize(state)
+        if tune is not None:
+            tune()
+        start = progress.start
+        self.state = state
+        self.replica, self.exchange = build_replica(
+            session,
+            state,
+            synced.private,
+            step=start.step,
+            steps_per_epoch=progress.order.steps_per_epoch,
+            clip_norm=clip_norm,
+            score=score,
+        )
+        if self._sync.is_first:
+            session.peak_memory.reset()  # start-up does not count
+        self._sync.hold(state, self.exchange)
+        self._update = Updater(self.replica, self.exchange, session.recorder, requests=session, clip_norm=clip_norm)
+        self._outcome = None
+        progress.open_view(from_checkpoint=synced.from_checkpoint)
+        session.in_flight = (start.step, _NO_SAMPLES)
+        self._recovery = self._recovery_report(synced, step_before) if session.view > 1 else None
+
+    def begin_step(self, share: Share) -> None:
+        """Everything that comes before the forward pass on `share`."""
+        session = self.session
+        session.recorder.mark("data")
+        self.check_membership()
+        step = share.position.step
+        session.in_flight = (step, share.indices)
+        session.seed_step(step)
+        session.recorder.waits = False
+        self.exchange.before_forward()
+        self.state.begin_step(may_fail=self.can_be_interrupted)
+
+    def check_membership(self) -> None:
+        """Raise `PeerFailed` if the membership has changed; run the fault hook."""
+        session = self.session
+        session.check_membership()
+        if self._step_hook is not None and session.run_dir is not None:
+            self._step_hook.at_step(session.worker_id, self.progress.position.step, session.run_dir.path)
+
+    def update(self, share: Share, loss: float | None = None, correct: float | None = None) -> Outcome:
+        """Everything from the exchange to the record of the step; `loss` and `correct` are this worker's means."""
+        session, after = self.session, share.after
+        is_together = after.cursor == 0 or self.progress.is_complete(after)
+        outcome = self._update(share.weight, loss, correct, step=after.step, is_together=is_together)
+        self.state.end_step()
+        self.progress.advance(share)
+        session.in_flight = (after.step, _NO_SAMPLES)  # the samples of the next step are not known yet
+        if self._after_update is not None:
+            self._after_update(share, outcome, loss)
+        if self._recovery is not None:
+            self._report_recovery(self._recovery(after.step))
+        session.recorder.step(after, len(share.indices), share.batch, outcome.loss, outcome.correct, self.state.lr)
+        self._outcome = outcome
+        return outcome
+
+    def end_step(self) -> Literal["stopped", "complete"] | None:
+        """Why the loop ends after the last step; None if it continues, with a checkpoint if all workers agreed to."""
+        outcome, self._outcome = self._outcome, None
+        if outcome is None:
+            return None
+        if outcome.stop:
+            return "stopped"
+        if self.progress.is_complete(self.progress.position):
+            return "complete"
+        if outcome.save:
+            self.save()
+        return None
+
+    def save(self, *, is_last: bool = False) -> None:
+        """Save a checkpoint, in the background unless it is the last one; all workers call this together."""
+        self.session.recorder.waits = True
+        self.progress.report_used()
+        self.session.checkpoints.save(
+            self.progress.position,
+            self.progress.remaining().requeued,
+            self.state,
+            self.replica,
+            self.exchange,
+            is_last=is_last,
+        )
+
+    def end_loop(self) -> None:
+        """Wait for the other workers' loops to end at the same step."""
+        self._update.meet(self.progress.position.step)
+
+    def finish(self, *, stopped_early: bool) -> dict[str, int]:
+        """Complete the run; all workers call this together. The peak memory of each, by worker_id."""
+        self.save(is_last=True)
+        peak_memory = self.session.gather_peak_memory()
+        self.session.collective.barrier()  # no worker leaves before the checkpoint is on disk
+        self.progress.close(stopped_early=stopped_early)
+        return peak_memory
+
+    def _recovery_report(self, synced: Synced, step_before: int) -> Callable[[int], Recovered]:
+        session, progress = self.session, self.progress
+        return lambda step: Recovered(
+            view=session.view,
+            members=session.members,
+            step=step,
+            repeated_steps=max(0, step_before - progress.start.step) if synced.from_checkpoint else 0,
+            repeated_samples=total(progress.assignment.requeued),
+            seconds=time.monotonic() - session.interrupted_at,
+            state_bytes=synced.bytes_received,
+        )
+
+    def _report_recovery(self, event: Recovered) -> None:
+        """After the first step of a View; rank 0 reports for all."""
+        if self.session.rank == 0:
+            self.session.recorder.emit(event)
+        self._recovery = None

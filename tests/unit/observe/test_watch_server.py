@@ -1,0 +1,114 @@
+"""Who may ask the live page's server for what, without a browser."""
+
+from __future__ import annotations
+
+import http.client
+import json
+import threading
+from collections.abc import Iterator
+from contextlib import closing, contextmanager
+from pathlib import Path
+
+import pytest
+from report_runs import nobody, progress, started, whole_run, write_run
+
+from syncline.errors import ConfigError
+from syncline.observe.live.follow import Follower
+from syncline.observe.live.server import WatchServer
+from syncline.telemetry.events import to_line
+from syncline.telemetry.run_dir import RunDir
+
+
+@contextmanager
+def serving(run: Path, stop=lambda: None, is_live=nobody) -> Iterator[WatchServer]:
+    with closing(WatchServer(Follower(RunDir(run), is_live), stop)) as server:
+        thread = threading.Thread(target=server.serve, name="syncline-watch-test")
+        thread.start()
+        try:
+            yield server
+        finally:
+            server.shut_down()
+            thread.join()
+
+
+def ask(server: WatchServer, method: str, path: str, **headers: str) -> tuple[int, bytes, dict[str, str]]:
+    connection = http.client.HTTPConnection("127.0.0.1", server.port, timeout=10)
+    with closing(connection):
+        connection.request(method, path, headers={name.replace("_", "-"): value for name, value in headers.items()})
+        answer = connection.getresponse()
+        return answer.status, answer.read(), dict(answer.getheaders())
+
+
+def test_without_the_token_every_request_is_refused(tmp_path):
+    stopped = []
+    with serving(write_run(tmp_path / "run", whole_run()), lambda: stopped.append(1)) as server:
+        for method, path in (("GET", "/"), ("GET", "/?token=wrong"), ("GET", "/update"), ("POST", "/stop")):
+            status, body, _ = ask(server, method, path)
+            assert status == 403
+            assert b"lenet" not in body
+        in_address = ask(server, "POST", f"/stop?token={server.token}")  # what a form of another site could send
+        assert in_address[0] == 403
+    assert not stopped
+
+
+@pytest.mark.parametrize("headers", [{"Host": "evil.example"}, {"Origin": "http://evil.example"}, {"Origin": "null"}])
+def test_another_site_is_refused_even_with_the_token(tmp_path, headers):
+    stopped = []
+    with serving(write_run(tmp_path / "run", whole_run()), lambda: stopped.append(1)) as server:
+        assert ask(server, "GET", f"/?token={server.token}", **headers)[0] == 403
+        assert ask(server, "POST", "/stop", X_Syncline_Token=server.token, **headers)[0] == 403
+    assert not stopped
+
+
+def test_with_the_token_the_page_is_there_and_may_not_be_framed_or_kept(tmp_path):
+    with serving(write_run(tmp_path / "run", whole_run())) as server:
+        status, body, headers = ask(server, "GET", f"/?token={server.token}")
+        assert status == 200
+        assert b"lenet on digits" in body
+        assert headers["X-Frame-Options"] == "DENY"
+        assert headers["Cache-Control"] == "no-store"
+        assert headers["Referrer-Policy"] == "no-referrer"
+        assert ask(server, "GET", "/events.jsonl")[0] == 404
+        assert ask(server, "POST", "/workers", X_Syncline_Token=server.token)[0] == 404
+
+
+def test_an_update_is_sent_once_and_an_incomplete_line_is_none(tmp_path):
+    run = write_run(tmp_path / "run", [started()])
+    with serving(run) as server:
+        _, body, headers = ask(server, "GET", "/update", X_Syncline_Token=server.token)
+        assert json.loads(body)["status"] == "crashed"
+        tag = headers["ETag"]
+        assert ask(server, "GET", "/update", X_Syncline_Token=server.token, If_None_Match=tag)[0] == 304
+        line = to_line(progress(1)) + b"\n"
+        with (run / "events.jsonl").open("ab") as file:
+            file.write(line[:20])
+            file.flush()
+            assert ask(server, "GET", "/update", X_Syncline_Token=server.token, If_None_Match=tag)[0] == 304
+            file.write(line[20:])
+        status, body, _ = ask(server, "GET", "/update", X_Syncline_Token=server.token, If_None_Match=tag)
+        assert status == 200
+        assert "step 1 of 30" in json.loads(body)["heading"]
+
+
+def test_a_run_that_is_not_live_cannot_be_stopped(tmp_path):
+    def refuse() -> None:
+        raise ConfigError("not under way")
+
+    with serving(write_run(tmp_path / "run", whole_run()), refuse) as server:
+        assert ask(server, "POST", "/stop", X_Syncline_Token=server.token)[0] == 409
+
+
+def test_a_port_that_is_taken_is_named(tmp_path):
+    run = write_run(tmp_path / "run", [])
+    with serving(run) as server, pytest.raises(ConfigError, match=str(server.port)):
+        WatchServer(Follower(RunDir(run), nobody), lambda: None, server.port)
+
+
+def test_a_run_that_begins_anew_is_followed_from_its_beginning(tmp_path):
+    run = write_run(tmp_path / "run", whole_run())
+    follower = Follower(RunDir(run), nobody)
+    follower.refresh()
+    assert follower.record.state.step == 30
+    (run / "events.jsonl").write_bytes(to_line(started()) + b"\n")
+    follower.refresh()
+    assert follower.record.state.step == 0
