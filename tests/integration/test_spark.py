@@ -178,6 +178,18 @@ def test_when_spark_fails_a_job_the_run_continues_in_another(tmp_path):
     assert account.is_complete
 
 
+def test_too_few_task_slots_are_reported_with_their_number(session, spark_cluster):
+    # Before the tests that kill executors or add some: after those, three agents were once seen in two slots.
+    wait_until(lambda: len(spark_cluster.executors()) == 2, "the start of both executors")
+    engine = SparkEngine(session=session, limit_s=4)
+    with contextlib.closing(engine), pytest.raises(syncline.SynclineError) as caught:
+        engine.reserve(3, lambda _: None)
+        pytest.fail(f"three agents in two slots: {engine.network}")
+    assert caught.value.facts == {"workers": 3, "nodes": 2}
+    tracker = session.sparkContext.statusTracker()
+    wait_until(lambda: not tracker.getActiveJobsIds(), "the end of the engine's job")
+
+
 def test_a_run_on_spark_gives_the_parameters_of_the_same_run_here_and_leaves_the_session_running(tmp_path, session):
     there, here = train(tmp_path / "there"), train(tmp_path / "here", engine="local")
     assert there.steps == here.steps == 33
@@ -228,16 +240,6 @@ def test_a_process_killed_in_the_middle_of_an_epoch_costs_no_sample(tmp_path, sp
     assert account.is_clean, account
     assert account.is_complete
     assert "was lost with its node agent" in events(result.run_dir, WorkerFailure)[0].cause  # type: ignore[attr-defined]
-
-
-def test_too_few_task_slots_are_reported_with_their_number(session, spark_cluster):
-    wait_until(lambda: len(spark_cluster.executors()) == 2, "the end of other tests' executors")
-    engine = SparkEngine(session=session, limit_s=4)
-    with contextlib.closing(engine), pytest.raises(syncline.SynclineError) as caught:
-        engine.reserve(3, lambda _: None)
-    assert caught.value.facts == {"workers": 3, "nodes": 2}
-    tracker = session.sparkContext.statusTracker()
-    wait_until(lambda: not tracker.getActiveJobsIds(), "the end of the engine's job")
 
 
 @pytest.mark.usefixtures("session")
@@ -302,7 +304,7 @@ def tuned(session, tmp_path_factory) -> tuple[CrossValidatorModel, Path]:
     """A pipeline with an estimator, tuned by a cross validator, and the folder of its runs."""
     folder = tmp_path_factory.mktemp("tuned")
     assemble = VectorAssembler(inputCols=[f"x{k}" for k in range(12)], outputCol="features")
-    learn = estimator(folder)
+    learn = estimator(folder, workers=1)  # so that the two slots hold two fits at a time
     pipeline = Pipeline(stages=[StringIndexer(inputCol="kind", outputCol="label"), assemble, learn])
     grid = ParamGridBuilder().addGrid(learn.lr, [0.0001, 0.1]).build()
     validator = CrossValidator(
