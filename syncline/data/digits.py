@@ -21,6 +21,7 @@ class Digits(SklearnTable):
 
     name = "digits"
     file = "digits.csv.gz"
+    number = int
     train_samples, test_samples, split_seed = 1437, 360, 1797
     input_shape = (1, 8, 8)
     class_names = tuple("0123456789")

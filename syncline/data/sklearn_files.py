@@ -32,6 +32,8 @@ class SklearnTable:
     name: str
     file: ClassVar[str]
     header_rows: ClassVar[int] = 0
+    number: ClassVar[type] = float
+    """The type of all values in the file: `int` refuses a file with fractions."""
     train_samples: ClassVar[int]
     test_samples: ClassVar[int]
     split_seed: ClassVar[int]
@@ -68,7 +70,7 @@ class SklearnTable:
         import numpy as np
 
         try:
-            table = np.loadtxt(path, delimiter=",", skiprows=self.header_rows, ndmin=2)
+            table = np.loadtxt(path, delimiter=",", dtype=self.number, skiprows=self.header_rows, ndmin=2)
         except (OSError, EOFError, zlib.error, ValueError) as error:
             raise DataError(f"{path} cannot be read as {self.name}: {error}. {REINSTALL}") from error
         rows, values = self.train_samples + self.test_samples, math.prod(self.input_shape)
@@ -77,6 +79,8 @@ class SklearnTable:
                 f"{path} holds a table of shape {table.shape}, but {self.name} has {rows} rows of {values} values and "
                 f"a label. {REINSTALL}"
             )
+        if not np.isin(table[:, -1], range(len(self.class_names))).all():
+            raise DataError(f"{path} has labels other than 0 to {len(self.class_names) - 1}. {REINSTALL}")
         table = table[np.random.RandomState(self.split_seed).permutation(rows)]
         train, test = table[: self.train_samples], table[self.train_samples :]
         chosen = train if split == "train" else test

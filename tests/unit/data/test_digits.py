@@ -79,8 +79,10 @@ def test_an_incomplete_scikit_learn_is_named_with_the_path(monkeypatch: pytest.M
         (gzip.compress(b"1,2,3\n4,5,6\n" * 50)[:-12], "cannot be read as digits"),
         (gzip.compress(b"1,two,3\n"), "cannot be read as digits"),
         (gzip.compress(b"1,2,3\n4,5,6\n"), r"shape \(2, 3\)"),
+        (gzip.compress((b"0.5," * 64 + b"1\n") * 1797), "cannot be read as digits"),
+        (gzip.compress((b"5," * 64 + b"10\n") * 1797), "labels other than 0 to 9"),
     ],
-    ids=["not-gzip", "truncated", "not-numbers", "wrong-shape"],
+    ids=["not-gzip", "truncated", "not-numbers", "wrong-shape", "fractions", "wrong-labels"],
 )
 def test_a_corrupt_file_gives_a_data_error_that_names_it(tmp_path: Path, content: bytes, complaint: str):
     path = tmp_path / "digits.csv.gz"
