@@ -9,6 +9,10 @@ DEV    := $(VENV)/.ready-dev
 PIP    := $(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt
 PYTEST := $(BIN)/python -m pytest
 
+# Packages are installed without byte code (see below), which Python writes at the first import unless this is set; then
+# every process would compile torch again, which doubles its start-up time.
+unexport PYTHONDONTWRITEBYTECODE
+
 .DEFAULT_GOAL := help
 .PHONY: help setup demo dev check test lint browser nightly coverage dist api news \
         bench strategies-table picture pictures charts docs docs-serve clean
