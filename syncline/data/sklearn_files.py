@@ -70,7 +70,7 @@ class SklearnTable:
         import numpy as np
 
         try:
-            table = np.loadtxt(path, delimiter=",", dtype=self.number, skiprows=self.header_rows, ndmin=2)
+            table: np.ndarray = np.loadtxt(path, delimiter=",", dtype=self.number, skiprows=self.header_rows, ndmin=2)
         except (OSError, EOFError, zlib.error, ValueError) as error:
             raise DataError(f"{path} cannot be read as {self.name}: {error}. {REINSTALL}") from error
         rows, values = self.train_samples + self.test_samples, math.prod(self.input_shape)
