@@ -1,7 +1,7 @@
 """Make the charts of the README from measured data.
 
 python docs/make_charts.py measure            # run the benches (some minutes, on an idle machine), then draw
-python docs/make_charts.py measure --quick    # the same with fewer kills, for a first look
+python docs/make_charts.py measure --quick    # the same with fewer rounds, for a first look
 python docs/make_charts.py                    # draw the SVGs from docs/charts/measurements.json
 
 Here: which figures of `bench.json` are shown, and drawing. A test checks that the committed SVGs are drawn from the
@@ -21,7 +21,7 @@ from typing import Any
 
 FOLDER = Path(__file__).parent / "charts"
 MEASUREMENTS = FOLDER / "measurements.json"
-COMMANDS = {"speed": "syncline bench training --quick", "recovery": "syncline bench recovery"}
+COMMANDS = {"speed": "syncline bench training", "recovery": "syncline bench recovery"}
 _MODELS = {"lenet": "LeNet", "resnet18": "ResNet-18"}
 _SETTINGS = {"defaults": "defaults", "same-settings": "same settings"}
 _WIDTH, _LEFT, _RIGHT, _TOP, _ROW, _BAR = 640, 190, 130, 58, 34, 18
@@ -37,7 +37,7 @@ text { font: 13px system-ui, sans-serif; fill: #24292f } .title { font-weight: 6
 
 def measure(*, quick: bool = False) -> dict[str, Any]:
     """Run both benches, and keep the figures that the charts show."""
-    commands = {**COMMANDS, **({"recovery": f"{COMMANDS['recovery']} --quick"} if quick else {})}
+    commands = {name: f"{command} --quick" if quick else command for name, command in COMMANDS.items()}
     reports = {name: _bench(command) for name, command in commands.items()}
     return {
         "measured": time.strftime("%Y-%m-%d", time.gmtime()),
