@@ -303,7 +303,7 @@ def tuned(session, tmp_path_factory) -> tuple[CrossValidatorModel, Path]:
     """A pipeline with an estimator, tuned by a cross validator, and the folder of its runs."""
     folder = tmp_path_factory.mktemp("tuned")
     assemble = VectorAssembler(inputCols=[f"x{k}" for k in range(12)], outputCol="features")
-    learn = estimator(folder, workers=1)  # so that the two slots hold two fits at a time
+    learn = estimator(folder, workers=1)  # five fits, one at a time, and starting workers takes most of each
     pipeline = Pipeline(stages=[StringIndexer(inputCol="kind", outputCol="label"), assemble, learn])
     grid = ParamGridBuilder().addGrid(learn.lr, [0.0001, 0.1]).build()
     validator = CrossValidator(
