@@ -10,6 +10,7 @@ from __future__ import annotations
 import dataclasses
 import json
 import os
+import secrets
 import time
 from collections.abc import Iterator
 from contextlib import closing, contextmanager
@@ -20,8 +21,9 @@ from typing import Any
 from syncline import task_file
 from syncline.config.run import RunConfig
 from syncline.coordinator.coordinator import Coordinator
+from syncline.coordinator.open_run import open_run
 from syncline.coordinator.root_cause import explain_failure
-from syncline.data.ledger_file import put_back
+from syncline.coordinator.run_guard import RunGuard
 from syncline.data.named import Progress
 from syncline.engines.choose import engine_for
 from syncline.engines.engine import Engine
@@ -128,7 +130,7 @@ def run_script(script: Script, config: RunConfig, view: Observer) -> Result:
         raise ConfigError(f"There is no file {script.path}.", code="no-file", path=script.path)
     engine = engine_for(config.engine)
     with closing(view), closing(engine):
-        facts = TaskFacts(kind="own-loop", model=Path(script.path).stem, data="own", fingerprint=f"{script.path}")
+        facts = _script_facts(script)
         script = Script(str(Path(script.path).resolve()), script.arguments)
         return _run(_RunRequest(facts, config, script, engine, view))
 
@@ -149,13 +151,14 @@ def resume(run_dir: str | Path, view: Observer | None = None, *, quiet: bool = F
     with closing(view), closing(engine):
         what = task_file.read(found.task_file)
         old = found.read_plan()
-        facts = TaskFacts(
-            kind=old["kind"], model=old["model"], data=old["data"], fingerprint=old["fingerprint"],
-            train_samples=old["train_samples"] + old.get("held_out", 0), test_samples=old["test_samples"],
-            recommended_epochs=old["epochs"], recommended_batch=old["batch"],
-            clip_norm=what.clip_norm if isinstance(what, Task) else None,
-        )  # fmt: skip
+        # The data of a task may have changed since: count it again. A script's workers do so themselves.
+        facts = what.facts() if isinstance(what, Task) else _script_facts(what)
+        facts = dataclasses.replace(facts, recommended_epochs=old["epochs"], recommended_batch=old["batch"])
         return _run(_RunRequest(facts, config, what, engine, view))
+
+
+def _script_facts(script: Script) -> TaskFacts:
+    return TaskFacts(kind="own-loop", model=Path(script.path).stem, data="own", fingerprint=script.path)
 
 
 @dataclass(frozen=True)
@@ -200,12 +203,22 @@ class _Emitter:
 def _run(request: _RunRequest) -> Result:
     started = time.monotonic()
     config = request.config
-    request.engine.reserve(config.workers, lambda text: request.view.on_event(InfoMessage(message=text)))
+
+    def report(text: str) -> None:
+        request.view.on_event(InfoMessage(message=text))
+
+    request.engine.reserve(config.workers, report)
     machine = request.engine.machine
     hosts = [host.name or machine.host for host in request.engine.network.hosts]
     plan = make_plan(request.facts, config, machine, hosts)
-    run_dir, checkpoint, problems = _open_run_dir(config, plan)
-    with closing(EventLog(run_dir)) as log, _written_task(run_dir, request.what) as task_path:
+    session = secrets.token_hex(4)
+    opened = open_run(config, plan, session, report)
+    plan, run_dir, checkpoint = opened.plan, opened.run_dir, opened.checkpoint
+    with (
+        closing(opened.lock),
+        closing(EventLog(run_dir)) as log,
+        _written_task(run_dir, request.what) as task_path,
+    ):
         emit = _Emitter(log, request.view, run_dir.checkpoints)
         emit.last_checkpoint = checkpoint
         emit(
@@ -216,11 +229,19 @@ def _run(request: _RunRequest) -> Result:
                 resumed_from_step=_step_of(checkpoint) if checkpoint else None,
             )
         )
-        for problem in problems:
+        for problem in opened.problems:
             emit(WarningMessage(message=f"{problem} Resuming from an earlier checkpoint."))
+
+        def restore() -> None:
+            opened.write()
+            if not task_path.exists():
+                task_file.write(task_path, request.what)
+            log.follow()
+
         coordinator = Coordinator(
-            plan, run_dir, request.engine, task_path=task_path, checkpoint_path=checkpoint, emit=emit
-        )
+            plan, run_dir, request.engine, task_path=task_path, checkpoint_path=checkpoint,
+            guard=RunGuard(run_dir, opened.lock, restore), session=session, emit=emit,
+        )  # fmt: skip
         with closing(coordinator):
             try:
                 end = coordinator.run()
@@ -291,47 +312,6 @@ def _conclude(
     )
 
 
-def _open_run_dir(config: RunConfig, plan: Plan) -> tuple[RunDir, Path | None, list[str]]:
-    """The run directory, the checkpoint to resume from, and what was wrong with newer ones."""
-    earlier = _earlier_run(config, plan)
-    if earlier is None:
-        name = config.name or f"{_file_name(plan.model)}-{_file_name(plan.data)}-{time.strftime('%Y%m%d-%H%M%S')}"
-        run_dir = RunDir.new(Path(config.out), name, exact=config.name is not None)
-        checkpoint, problems = None, list[str]()
-    else:
-        from syncline.checkpoint.schema import CheckpointState
-        from syncline.checkpoint.store import newest_sound  # imports torch, which the driver needs only to resume
-
-        run_dir = earlier
-        found, state, problems = newest_sound(run_dir.checkpoints)
-        put_back(run_dir.ledger, CheckpointState.from_dict(state).ledger)
-        checkpoint = found.path
-        run_dir.summary.unlink(missing_ok=True)
-    settings = {
-        **dataclasses.asdict(config),
-        "resume": None,
-        "out": str(run_dir.path.parent),
-        "name": run_dir.path.name,
-    }
-    run_dir.write(run_dir.plan, json.dumps(plan.to_dict(), indent=1).encode())
-    run_dir.write(run_dir.config, json.dumps(settings, indent=1).encode())
-    return run_dir, checkpoint, problems
-
-
-def _earlier_run(config: RunConfig, plan: Plan) -> RunDir | None:
-    if config.resume is None:
-        return None
-    if config.resume != "auto":
-        return RunDir.existing(Path(config.resume))
-    unfinished = [
-        RunDir(path.parent)
-        for path in Path(config.out).glob("*/plan.json")
-        if not (path.parent / "summary.json").exists() and any((path.parent / "checkpoints").glob("step-*.json"))
-    ]
-    same = [r for r in unfinished if r.read_plan().get("fingerprint") == plan.fingerprint]
-    return max(same, key=lambda r: r.plan.stat().st_mtime, default=None)
-
-
 @contextmanager
 def _written_task(run_dir: RunDir, what: Task | Script) -> Iterator[Path]:
     """The task as a file for the workers; saved with the run unless it is very large."""
@@ -355,7 +335,3 @@ def _load_model(what: Task | Script, run_dir: RunDir) -> Any:
 
 def _step_of(checkpoint: Path) -> int:
     return int(checkpoint.stem.removeprefix("step-"))
-
-
-def _file_name(text: str) -> str:
-    return "".join(c if c.isalnum() or c in "-_." else "-" for c in text).strip("-")[:40]

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 import hashlib
+import math
 import os
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
@@ -32,6 +33,8 @@ if TYPE_CHECKING:
 __all__ = ["LocatedData", "Script", "Task", "adam", "adamw", "made", "optimizer", "sgd"]
 
 _DEFAULT_LOSS = "cross_entropy"
+_SAMPLED_ROWS, _SAMPLED_VALUES = 16, 100_000
+"""How much of the data its fingerprint takes into account."""
 
 
 def sgd(lr: float, **options: Any) -> Spec:
@@ -211,7 +214,8 @@ class Task:
             kind=kind,
             model=label_of_model,
             data=label_of_data,
-            fingerprint=hashlib.sha256(_without_addresses(identity).encode()).hexdigest()[:16],
+            fingerprint=_digest(identity),
+            data_fingerprint=_digest(f"{identity_of_data}|{train}|{_sampled_content(self.data)}"),
             train_samples=train,
             test_samples=test,
             clip_norm=self.clip_norm,
@@ -269,6 +273,22 @@ def _label(thing: Any) -> str:
     if isinstance(thing, Declared):
         return thing.name
     return getattr(thing, "__name__", type(thing).__name__).strip("<>")
+
+
+def _digest(identity: str) -> str:
+    return hashlib.sha256(_without_addresses(identity).encode()).hexdigest()[:16]
+
+
+def _sampled_content(data: Any) -> str:
+    """A digest of some samples of arrays and tensors; empty for everything else, whose samples may be random."""
+    digest = hashlib.sha256()
+    for part in data if isinstance(data, (tuple, list)) else (data,):
+        if not (hasattr(part, "shape") and hasattr(part, "dtype")) or not part.shape:
+            return ""
+        digest.update(f"{tuple(part.shape)} {part.dtype}".encode())
+        rows = part[:: max(1, len(part) // _SAMPLED_ROWS)]
+        digest.update(repr(rows.tolist() if math.prod(rows.shape) <= _SAMPLED_VALUES else rows[0].tolist()).encode())
+    return digest.hexdigest()[:16]
 
 
 def _without_addresses(text: str) -> str:

@@ -15,9 +15,9 @@ from dataclasses import asdict, dataclass, fields
 from typing import Any, Self
 
 from syncline.data.assignment import Position, Range
-from syncline.errors import CheckpointError
+from syncline.errors import CheckpointError, ConfigError
 
-VERSION = 2
+VERSION = 3
 
 
 def check_version(version: object, what: object = "The checkpoint") -> None:
@@ -29,6 +29,16 @@ def check_version(version: object, what: object = "The checkpoint") -> None:
             version=version,
             supported=VERSION,
         )
+
+
+def data_has_changed(before: int, now: int) -> ConfigError:
+    """The error for a run that is resumed with other training data."""
+    what = f"has {now:,} samples and had {before:,}" if before != now else "has as many samples, but other ones"
+    return ConfigError(
+        f"The training data is not that of the run: it {what}. Restore the data, start a new run, or add "
+        "--data-changed ok, which drops the rest of the epoch and begins a new one with this data.",
+        code="data-changed", before=before, now=now,
+    )  # fmt: skip
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -84,6 +94,11 @@ class CheckpointState(TrainingState):
     """What each worker's strategy keeps for itself, in the order of ranks; empty for most strategies."""
     ledger: list[str]
     """The latest lines of the ledger, which the driver may not have written to disk yet."""
+    run_id: str
+    """The run that wrote it: a file of another run in its place is not resumed."""
+    samples: int
+    """The size of the training data."""
+    data_fingerprint: str
 
     def to_dict(self) -> dict[str, Any]:
         requeued = [list(samples) for samples in self.requeued]

@@ -35,6 +35,7 @@ class Checkpoint:
     size_bytes: int
     sha256: str
     version: int
+    run_id: str = ""
 
 
 def save(folder: Path, step: int, state: dict[str, Any], *, keep: int) -> Checkpoint:
@@ -42,7 +43,8 @@ def save(folder: Path, step: int, state: dict[str, Any], *, keep: int) -> Checkp
     path = folder / f"step-{step:08d}.pt"
     data = _serialized(state)
     digest = hashlib.sha256(data).hexdigest()
-    manifest = {"version": VERSION, "step": step, "size_bytes": data.nbytes, "sha256": digest}
+    run_id = str(state.get("run_id", ""))
+    manifest = {"version": VERSION, "step": step, "size_bytes": data.nbytes, "sha256": digest, "run_id": run_id}
     try:
         folder.mkdir(parents=True, exist_ok=True)
         _remove_unfinished(folder)
@@ -55,7 +57,7 @@ def save(folder: Path, step: int, state: dict[str, Any], *, keep: int) -> Checkp
         with contextlib.suppress(OSError):  # the new checkpoint is saved anyway
             old.path.with_suffix(".json").unlink(missing_ok=True)
             old.path.unlink(missing_ok=True)
-    return Checkpoint(path, step, data.nbytes, digest, VERSION)
+    return Checkpoint(path, step, data.nbytes, digest, VERSION, run_id)
 
 
 def checkpoints_in(folder: Path) -> list[Checkpoint]:
@@ -71,6 +73,7 @@ def checkpoints_in(folder: Path) -> list[Checkpoint]:
                     int(data["size_bytes"]),
                     data["sha256"],
                     data["version"],
+                    str(data.get("run_id", "")),
                 )
             )
         except (OSError, ValueError, KeyError, TypeError):
@@ -115,12 +118,18 @@ def load(checkpoint: Checkpoint) -> dict[str, Any]:
     return state
 
 
-def newest_sound(folder: Path) -> tuple[Checkpoint, dict[str, Any], list[str]]:
-    """The newest checkpoint that loads, its state, and what is wrong with each newer one."""
+def newest_sound(folder: Path, run_id: str | None = None) -> tuple[Checkpoint, dict[str, Any], list[str]]:
+    """The newest checkpoint that loads, its state, and what is wrong with each newer one.
+
+    With a `run_id`, one that another run has written counts as wrong, too.
+    """
     problems: list[str] = []
     for checkpoint in reversed(checkpoints_in(folder)):
         try:
-            return checkpoint, load(checkpoint), problems
+            state = load(checkpoint)
+            if run_id is not None:
+                check_run(state.get("run_id"), run_id, checkpoint.path)
+            return checkpoint, state, problems
         except CheckpointError as error:
             problems.append(str(error))
     if problems:
@@ -135,6 +144,15 @@ def newest_sound(folder: Path) -> tuple[Checkpoint, dict[str, Any], list[str]]:
         code="no-checkpoint",
         folder=str(folder),
     )
+
+
+def check_run(found: object, run_id: str, path: Path) -> None:
+    """`CheckpointError` if a checkpoint was written by another run."""
+    if found != run_id:
+        raise CheckpointError(
+            f"{path} was written by another run ({found}, not {run_id}).",
+            code="checkpoint-of-other-run", path=str(path), run_id=run_id, found=found,
+        )  # fmt: skip
 
 
 def _serialized(state: dict[str, Any]) -> memoryview:

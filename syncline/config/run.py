@@ -100,6 +100,16 @@ class RunConfig:
     resume: str | None = _f(
         None, "Resume an interrupted run: a run directory, or 'auto' for the latest unfinished run of the same task."
     )
+    wait: bool = _f(
+        False,
+        "If the run to resume is in progress, wait until it has ended. Without this, 'resume' refuses it, and "
+        "'--resume auto' leaves it alone.",
+    )
+    data_changed: Literal["refuse", "ok"] = _f(
+        "refuse",
+        "If the training data is not that of the run to resume: refuse, or drop the rest of the epoch and begin a new "
+        "one (ok).",
+    )
 
     def __post_init__(self) -> None:
         if self.device == "mps":  # type: ignore[comparison-overlap]  # what torch users may try
@@ -128,8 +138,9 @@ class RunConfig:
                 raise ConfigError.for_setting(name, value, "a number")
             if value is not None and not value > 0:
                 raise ConfigError.for_setting(name, value, "greater than 0", above=0)
-        if not isinstance(self.checkpoint_activations, bool):
-            raise ConfigError.for_setting("checkpoint_activations", self.checkpoint_activations, "true or false")
+        for name in ("checkpoint_activations", "wait"):
+            if not isinstance(getattr(self, name), bool):
+                raise ConfigError.for_setting(name, getattr(self, name), "true or false")
         if self.memory_limit is not None:
             bytes_of("memory_limit", self.memory_limit)
         if self.workers > 1024:

@@ -10,6 +10,7 @@ import contextlib
 import os
 import secrets
 import signal
+import socket
 import sys
 import threading
 import time
@@ -51,6 +52,7 @@ from syncline.coordinator.exit_diagnosis import ExitDiagnosis
 from syncline.coordinator.failure_record import Failure
 from syncline.coordinator.membership import KillProcess, Membership, PublishView, StartProcess, View
 from syncline.coordinator.requests import RequestBox
+from syncline.coordinator.run_guard import RunGuard
 from syncline.coordinator.stragglers import StragglerDetector
 from syncline.coordinator.supervision import (
     EndRun,
@@ -62,9 +64,10 @@ from syncline.coordinator.supervision import (
     SendStop,
     Supervision,
 )
-from syncline.data.ledger import decode
+from syncline.data.ledger import Began, decode
 from syncline.data.ledger_file import LedgerFile
 from syncline.engines.engine import Engine, Exit
+from syncline.errors import SynclineError
 from syncline.planning.plan import Plan
 from syncline.telemetry.events import Event, Progress, WarningMessage, WorkerFailure, WorkerOutput, from_dict
 from syncline.telemetry.run_dir import RunDir
@@ -83,9 +86,13 @@ class Coordinator:
         *,
         task_path: Path,
         checkpoint_path: Path | None,
+        guard: RunGuard,
+        session: str,
         emit: Callable[[Event], None],
     ) -> None:
+        """`session` identifies this lifetime of the driver."""
         self._plan, self._run_dir, self._engine, self._emit = plan, run_dir, engine, emit
+        self._guard = guard
         self._files = RunFiles(
             task_path=str(task_path.resolve()),
             run_dir=str(run_dir.path.resolve()),
@@ -107,11 +114,12 @@ class Coordinator:
         self._control: Segment | None = None
         self._view = self._open(self.membership.view)
         self._store: tuple[Any, int] | None = None
-        self._secret, self._session = secrets.token_hex(32), secrets.token_hex(4)
+        self._secret, self._session = secrets.token_hex(32), session
         self._servers: dict[int, str] = {}
         self._waiting_for_servers: list[int] = []
         self._output = LogFollower(run_dir.log(0))
-        self._ledger = LedgerFile(run_dir.ledger)
+        self._began = Began(plan.run_id, f"process {os.getpid()} on {socket.gethostname()}", f"{session}.driver")
+        self._ledger = LedgerFile(run_dir.ledger, self._began)
         self._has_warned_of_ledger = False
         self._requests = RequestBox(run_dir.path)
         self.diagnosis = ExitDiagnosis(run_dir)
@@ -141,6 +149,7 @@ class Coordinator:
                 instructions += self.supervision.on_tick(time.monotonic())
                 self._forward_output()
                 self._write_ledger()
+                self._check_run_dir()
                 for instruction in instructions:
                     self._act(instruction)
                     if isinstance(instruction, EndRun):
@@ -209,6 +218,21 @@ class Coordinator:
             if not self._has_warned_of_ledger:
                 self._has_warned_of_ledger = True
                 self._emit(WarningMessage(message=f"Cannot write ledger.jsonl: {error.strerror}. Training continues."))
+
+    def _check_run_dir(self) -> None:
+        """Restore a run directory that was removed; end the run if that is impossible or another driver has it."""
+        try:
+            was_restored = self._guard.check(time.monotonic())
+        except SynclineError:
+            self._engine.kill()  # first, so that no worker saves into a directory that is not ours
+            with contextlib.suppress(OSError):
+                self._ledger.follow(self._began)  # in the other driver's ledger, for the audit
+            raise
+        if was_restored:
+            self._ledger.follow()
+            self._requests.open()
+            message = f"The run directory {self._run_dir.path} was removed or moved. It was written again, without the "
+            self._emit(WarningMessage(message=f"{message}checkpoints so far; the next one follows."))
 
     def _act(self, instruction: Instruction) -> None:
         if isinstance(instruction, SendStop):

@@ -14,6 +14,7 @@ from pathlib import Path
 import msgspec
 
 from syncline.errors import ConfigError
+from syncline.telemetry.run_lock import holder_of
 
 
 class Request(msgspec.Struct, frozen=True):
@@ -24,22 +25,18 @@ class Request(msgspec.Struct, frozen=True):
     stop: bool = False
 
 
-class _Owner(msgspec.Struct, frozen=True):
-    """The coordinator's process. A pid can be reused; a pid with its start time cannot."""
-
-    pid: int
-    started: str
-
-
 class RequestBox:
     """The coordinator's end. Its folder exists while the run is in progress."""
 
     def __init__(self, run_dir: Path) -> None:
         self._folder = run_dir / "requests"
+        self.open()
+
+    def open(self) -> None:
+        """Make the folder, also if it was removed meanwhile; old requests do not count."""
         self._folder.mkdir(mode=0o700, exist_ok=True)
         for old in self._folder.iterdir():
             old.unlink()
-        self._write_owner()
 
     def poll(self) -> list[Request]:
         """The requests since the last call; invalid files are deleted."""
@@ -56,10 +53,6 @@ class RequestBox:
                 path.unlink(missing_ok=True)
             self._folder.rmdir()
 
-    def _write_owner(self) -> None:
-        owner = _Owner(os.getpid(), _start_of(os.getpid()) or "")
-        (self._folder / "owner.json").write_bytes(msgspec.json.encode(owner))
-
 
 def send_request(run_dir: Path, request: Request) -> None:
     """Send a request to the run in this directory; `ConfigError` if it is not in progress."""
@@ -75,17 +68,5 @@ def send_request(run_dir: Path, request: Request) -> None:
 
 
 def is_live(run_dir: Path) -> bool:
-    """Whether the run in this directory is in progress on this machine."""
-    try:
-        owner = msgspec.json.decode((run_dir / "requests" / "owner.json").read_bytes(), type=_Owner)
-    except (OSError, msgspec.DecodeError):
-        return False
-    return _start_of(owner.pid) == owner.started
-
-
-def _start_of(pid: int) -> str | None:
-    try:
-        # The name in parentheses may hold anything; the start is the 20th field after it.
-        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[19]
-    except (OSError, IndexError):
-        return None
+    """Whether the run in this directory is in progress."""
+    return holder_of(run_dir) is not None

@@ -14,7 +14,7 @@ from pathlib import Path
 import numpy as np
 
 from syncline.data.assignment import Position, Range
-from syncline.data.ledger import Closed, Line, Opened, Used, ranges_of
+from syncline.data.ledger import Closed, Line, Opened, Used, ranges_of, session_of
 from syncline.data.ledger_file import read_ledger
 
 
@@ -42,13 +42,15 @@ class Audit:
     """Samples of failed workers that are in the state, as confirmed by other workers."""
     is_complete: bool
     """Whether the run has ended; if not, the counts are as of the last line."""
+    problems: tuple[str, ...] = ()
+    """What makes the counts worthless: two drivers at once, or other data in the middle of an epoch."""
 
     @property
     def is_clean(self) -> bool:
-        return all(e.lost == e.repeated == 0 for e in self.epochs)
+        return not self.problems and all(e.lost == e.repeated == 0 for e in self.epochs)
 
     def report_lines(self) -> list[str]:
-        lines = []
+        lines = list(self.problems)
         for e in self.epochs:
             lines.append(
                 f"epoch {e.epoch + 1}: {e.committed:,} of {e.samples:,} samples committed once; "
@@ -74,15 +76,25 @@ class _State:
     repeated: dict[int, int] = field(default_factory=dict)
     redone: int = 0
     confirmed: int = 0
+    first_epoch: int = 0
+    """The first epoch with the present data."""
+    dropped: dict[int, int] = field(default_factory=dict)  # epoch -> samples left out, because the data changed
 
     def of_epoch(self, epoch: int, count: int) -> np.ndarray:
         """The counters of one epoch."""
         return self.used.setdefault(epoch, np.zeros(count, np.uint8))
 
+    def change_data(self, epoch: int) -> None:
+        """From `epoch` on there is other data. What earlier epochs have not used by now is left out."""
+        for earlier in range(self.first_epoch, epoch):
+            if earlier in self.used:
+                self.dropped[earlier] = int((self.used[earlier] == 0).sum())
+        self.first_epoch = epoch
+
     def claim(self, at: Position, requeued: Sequence[Range], count: int) -> None:
         """From now on the state contains all samples before `at` except `requeued`, whatever was used."""
         unreported = self._unreported(at.step)
-        for epoch in range(max([at.epoch, *self.used]) + 1):
+        for epoch in range(self.first_epoch, max([at.epoch, *self.used]) + 1):
             claimed = np.zeros(count, bool)
             claimed[: count if epoch < at.epoch else at.cursor if epoch == at.epoch else 0] = True
             for e, low, high in requeued:
@@ -112,8 +124,18 @@ def audit(lines: Iterable[Line]) -> Audit:
     """Audit the lines of a ledger."""
     state, end = _State(), None
     put_off: list[Range] = []
+    sessions = _Sessions()
     for line in lines:
+        sessions.add(line)
         if isinstance(line, Opened):
+            if line.data_changed:
+                state.change_data(line.start[0])
+            elif state.opened is not None and line.count != state.opened.count:
+                sessions.problems.append(
+                    f"The number of samples changed from {state.opened.count:,} to {line.count:,} in epoch "
+                    f"{line.start[0] + 1}: the counts below end there."
+                )
+                break
             state.claim(Position(*line.start), line.requeued, line.count)
             state.opened, state.steps, end = line, {}, None
         elif isinstance(line, Used) and state.opened is not None and line.view == state.opened.view:
@@ -122,22 +144,47 @@ def audit(lines: Iterable[Line]) -> Audit:
             end = Position(*line.at)
             state.claim(end, line.requeued, state.opened.count)
             put_off = list(line.requeued) if line.stopped_early else []
-    if state.opened is None:
-        return Audit((), 0, 0, is_complete=False)
-    accounts = []
-    for epoch in sorted(state.used):
-        used = state.used[epoch]
-        due = int((used > 0).sum())
-        if end is not None:
-            due = state.opened.count if epoch < end.epoch else end.cursor if epoch == end.epoch else 0
-            due -= sum(high - low for e, low, high in put_off if e == epoch)
-        if due == 0 and not used.any():
-            continue
-        unused = state.lost.get(epoch, 0)  # of the claimed samples
-        missing = due - int((used > 0).sum())
-        committed = int((used == 1).sum()) - unused
-        accounts.append(EpochAccount(epoch, due, committed, unused + missing, state.repeated.get(epoch, 0)))
-    return Audit(tuple(accounts), state.redone, state.confirmed, is_complete=end is not None)
+    accounts = [a for epoch in sorted(state.used) if (a := _account(state, epoch, end, put_off)) is not None]
+    is_complete = end is not None
+    return Audit(tuple(accounts), state.redone, state.confirmed, is_complete, tuple(sessions.problems))
+
+
+def _account(state: _State, epoch: int, end: Position | None, put_off: Sequence[Range]) -> EpochAccount | None:
+    """The counts of one epoch; None if none of its samples are due."""
+    used = state.used[epoch]
+    due = int((used > 0).sum())
+    if end is not None:
+        due = len(used) if epoch < end.epoch else end.cursor if epoch == end.epoch else 0
+        due -= sum(high - low for e, low, high in put_off if e == epoch) + state.dropped.get(epoch, 0)
+    if due == 0 and not used.any():
+        return None
+    unused = state.lost.get(epoch, 0)  # of the claimed samples
+    missing = due - int((used > 0).sum())
+    committed = int((used == 1).sum()) - unused
+    return EpochAccount(epoch, due, committed, unused + missing, state.repeated.get(epoch, 0))
+
+
+class _Sessions:
+    """The sessions of drivers, which must follow each other.
+
+    A driver whose lines come after those of a later one has trained at the same time as that one. Then no count says
+    what the state contains.
+    """
+
+    def __init__(self) -> None:
+        self._seen: list[str] = []
+        self.problems: list[str] = []
+
+    def add(self, line: Line) -> None:
+        session = session_of(line)
+        if not session or (self._seen and session == self._seen[-1]):
+            return
+        if session in self._seen and not self.problems:
+            self.problems.append(
+                f"Two drivers trained this run at the same time (sessions {session} and {self._seen[-1]}), so its "
+                "samples cannot be accounted for."
+            )
+        self._seen.append(session)
 
 
 def _use(state: _State, line: Used) -> None:

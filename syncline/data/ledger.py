@@ -5,6 +5,7 @@ Here: the lines and their JSON form; `Tally` collects the ranges that a worker u
 
 Lines of the ledger, in order of time:
 
+    Began    a driver starts or resumes the run; the session of a line is the first part of its key
     Opened   a membership view begins at a position, with requeued samples. Its members claim that their state contains
              all samples before that position, except the requeued ones.
     Used     a worker used these samples as a member of that view
@@ -35,6 +36,15 @@ Run = tuple[int, int, int, int, int]
 """(epoch, low, high, stride, times): a range that repeats `times` times, each `stride` further."""
 
 
+class Began(msgspec.Struct, frozen=True, tag="began", omit_defaults=True):
+    """A driver starts or resumes the run."""
+
+    run_id: str
+    driver: str
+    """For people: its process and host."""
+    key: str = ""
+
+
 class Opened(msgspec.Struct, frozen=True, tag="opened", omit_defaults=True):
     """A View begins."""
 
@@ -49,6 +59,8 @@ class Opened(msgspec.Struct, frozen=True, tag="opened", omit_defaults=True):
     requeued: list[Range] = []
     rolled_back: bool = False
     """Whether the members rolled back to a checkpoint."""
+    data_changed: bool = False
+    """Whether the run was resumed with other data: the rest of the last epoch is dropped, and a new one begins."""
     key: str = ""
     """Identifies this line in the run: it may arrive twice, from its worker and from a checkpoint."""
 
@@ -79,7 +91,7 @@ class Closed(msgspec.Struct, frozen=True, tag="closed", omit_defaults=True):
     key: str = ""
 
 
-Line = Opened | Used | Closed
+Line = Began | Opened | Used | Closed
 
 _decoder: msgspec.json.Decoder[Line] = msgspec.json.Decoder(Line)
 
@@ -91,6 +103,11 @@ def encode(line: Line) -> bytes:
 
 def decode(text: bytes) -> Line:
     return _decoder.decode(text)
+
+
+def session_of(line: Line) -> str:
+    """The session of the driver that wrote this line."""
+    return line.key.partition(".")[0]
 
 
 class Tally:

@@ -13,7 +13,8 @@ from pathlib import Path
 
 import msgspec
 
-from syncline.data.ledger import Closed, Line, Opened, Used, decode, encode
+from syncline.data.append_file import AppendFile
+from syncline.data.ledger import Began, Closed, Line, Opened, Used, decode, encode, session_of
 
 _PATIENCE_S = 1.0
 
@@ -25,10 +26,11 @@ class LedgerFile:
     samples are used. The closing line is written last.
     """
 
-    def __init__(self, path: Path) -> None:
-        self._file = path.open("ab", buffering=0)
-        if path.stat().st_size:
-            self._file.write(b"\n")  # a crash may have truncated the last line
+    def __init__(self, path: Path, began: Began | None = None) -> None:
+        """`began` is this driver's first line."""
+        self._file = AppendFile(path)
+        if began is not None:
+            self._file.write(encode(began))
         self._view = 0  # the last view opened in the file
         self._waiting: list[tuple[float, Opened | Used]] = []
         self._last: Closed | None = None
@@ -36,7 +38,7 @@ class LedgerFile:
     def add(self, line: Line, now: float) -> None:
         if isinstance(line, Closed):
             self._last = line
-        else:
+        elif not isinstance(line, Began):  # a driver's own line, which no worker sends
             self._waiting.append((now, line))
 
     def write(self, now: float) -> None:
@@ -49,13 +51,19 @@ class LedgerFile:
                 if line.view <= self._view:
                     continue  # every member sends it, in case one fails before its line arrives
                 self._view = line.view
-            self._file.write(encode(line) + b"\n")
+            self._file.write(encode(line))
+
+    def follow(self, began: Began | None = None) -> None:
+        """Continue in the file at the path if that is another one now; `began` names this driver in it."""
+        self._file.follow()
+        if began is not None:
+            self._file.write(encode(began))
 
     def close(self) -> None:
         with contextlib.suppress(OSError):  # a full disk was reported before
             self.write(math.inf)
             if self._last is not None:
-                self._file.write(encode(self._last) + b"\n")
+                self._file.write(encode(self._last))
         self._file.close()
 
 
@@ -67,17 +75,13 @@ def put_back(path: Path, texts: Iterable[str]) -> None:
     if not missing:
         return
     # View numbers restart in each session of a run; all recent lines of a checkpoint are from one session.
-    session = _session(missing[0])
-    before = [i for i, line in enumerate(lines) if _session(line) == session]
+    session = session_of(missing[0])
+    before = [i for i, line in enumerate(lines) if session_of(line) == session]
     first, after = (before[0], before[-1] + 1) if before else (len(lines), len(lines))
     repaired = lines[:first] + _in_order([*lines[first:after], *missing]) + lines[after:]
     temporary = path.with_name(f".{path.name}.tmp")
     temporary.write_bytes(b"".join(encode(line) + b"\n" for line in repaired))
     os.replace(temporary, path)
-
-
-def _session(line: Line) -> str:
-    return line.key.partition(".")[0]
 
 
 def _in_order(lines: Iterable[Line]) -> list[Line]:
@@ -97,6 +101,8 @@ def _place(line: Line) -> tuple[float, int]:
     """The sort key of a line within its session."""
     if isinstance(line, Closed):
         return math.inf, 0
+    if isinstance(line, Began):
+        return -1, 0
     return line.view, line.steps if isinstance(line, Used) else -1
 
 

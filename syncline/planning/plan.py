@@ -54,6 +54,11 @@ class Plan:
     shared_memory_bytes: int
     exchange_timeout_s: float
     fingerprint: str
+    data_fingerprint: str = ""
+    run_id: str = ""
+    """Identifies the run in its plan, checkpoints and ledger; it stays when the run is resumed."""
+    data_changed: Literal["refuse", "ok"] = "refuse"
+    """Whether a checkpoint of other data may be resumed, with a new epoch."""
     servers: int = 0
     """Number of parameter servers."""
     held_out: int = 0

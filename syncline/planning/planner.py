@@ -28,6 +28,9 @@ class TaskFacts:
     model: str
     data: str
     fingerprint: str
+    """Of the whole task: `--resume auto` resumes a run with the same one."""
+    data_fingerprint: str = ""
+    """Of the training data, as far as it can be known without reading all of it."""
     train_samples: int = 0
     test_samples: int = 0
     recommended_epochs: int | None = None

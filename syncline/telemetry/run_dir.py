@@ -18,6 +18,7 @@ from typing import Any
 
 import msgspec
 
+from syncline.data.append_file import AppendFile
 from syncline.errors import ConfigError
 from syncline.telemetry.events import Event, from_dict, to_line
 
@@ -99,20 +100,14 @@ class EventLog:
     """Appends events to a run's event file, unbuffered."""
 
     def __init__(self, run_dir: RunDir) -> None:
-        _end_last_line(run_dir.events)
-        self._file = run_dir.events.open("ab", buffering=0)
+        self._file = AppendFile(run_dir.events)
 
     def write(self, event: Event) -> None:
-        self._file.write(to_line(event) + b"\n")
+        self._file.write(to_line(event))
+
+    def follow(self) -> None:
+        """Continue by the file's path if it was removed or replaced."""
+        self._file.follow()
 
     def close(self) -> None:
         self._file.close()
-
-
-def _end_last_line(path: Path) -> None:
-    """Terminate a last line that a crash left incomplete, so that new events start on their own line."""
-    if path.exists() and path.stat().st_size:
-        with path.open("rb+") as file:
-            file.seek(-1, os.SEEK_END)
-            if file.read(1) != b"\n":
-                file.write(b"\n")

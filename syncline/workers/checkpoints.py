@@ -71,6 +71,7 @@ class Checkpoints:
         self,
         position: Position,
         requeued: tuple[Range, ...],
+        samples: int,
         state: TrainState,
         replica: Replica,
         exchange: Exchange,
@@ -94,6 +95,9 @@ class Checkpoints:
                 requeued=requeued,
                 worker_states=[private for private, _ in gathered if private is not None],
                 ledger=[line for _, lines in gathered for line in lines],
+                run_id=session.plan.run_id,
+                samples=samples,
+                data_fingerprint=session.plan.data_fingerprint,
             )
             if is_last:
                 self._writer.save_last(position.step, saved.to_dict())
@@ -125,7 +129,7 @@ class Checkpoints:
         path = self._resume_from
         if self._session.view > 1 and self._session.run_dir is not None:
             with contextlib.suppress(CheckpointError):
-                path = store.newest_sound(self._session.run_dir.checkpoints)[0].path
+                path = store.newest_sound(self._session.run_dir.checkpoints, self._session.plan.run_id)[0].path
         if path is None:
             return None
         found = next((c for c in store.checkpoints_in(path.parent) if c.path == path), None)

@@ -29,6 +29,7 @@ class DataProgress:
         self.assignment = self.assignment_from(self.position)
         self._tally, self._reported_at = Tally(), time.monotonic()
         self._view = 0  # the View that the tally belongs to
+        self._is_new_data = False
 
     def assignment_from(self, position: Position, requeued: tuple[Range, ...] = ()) -> Assignment:
         """The work of the current members from `position` on."""
@@ -39,9 +40,16 @@ class DataProgress:
         self.assignment = assignment
         self.position = self.start = assignment.start
 
+    def begin_new_data(self, position: Position) -> None:
+        """Begin an epoch with other data than before `position`. The rest of its epoch is dropped."""
+        epoch = position.epoch + 1 if position.cursor else position.epoch
+        self.begin_assignment(self.assignment_from(replace(position, epoch=epoch, cursor=0)))
+        self._is_new_data = True
+
     def open_view(self, *, from_checkpoint: bool) -> None:
         """Record the current View in the ledger."""
         self._view = self._session.view
+        is_new_data, self._is_new_data = self._is_new_data, False
         self._session.add_to_ledger(
             Opened(
                 view=self._view,
@@ -52,6 +60,7 @@ class DataProgress:
                 epochs=self.epochs,
                 requeued=list(self.assignment.requeued),
                 rolled_back=from_checkpoint,
+                data_changed=is_new_data,
             )
         )
 

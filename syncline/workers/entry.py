@@ -27,6 +27,7 @@ from syncline.errors import ConfigError, PeerFailed
 from syncline.planning.plan import Plan
 from syncline.task import Script, Task
 from syncline.telemetry.run_dir import RunDir
+from syncline.telemetry.run_lock import lock_as_worker
 from syncline.workers import own_loop
 from syncline.workers.build import build_model, build_sources, parameter_shapes
 from syncline.workers.failure import describe_failure
@@ -52,6 +53,7 @@ def run_worker(spec: LaunchSpec) -> int:
         # The driver handles Ctrl-C. SIGTERM means: save and stop at the next step.
         signal.signal(signal.SIGINT, signal.SIG_IGN)
         signal.signal(signal.SIGTERM, lambda *_: link.on_terminate())
+        lock_as_worker(Path(link.files.run_dir))
         _adopt_driver_paths(link.welcome, is_remote=spec.is_remote)
         plan = Plan.from_dict(link.welcome.plan)
         if plan.is_server(link.worker_id):
@@ -161,7 +163,7 @@ def load_trained_model(what: Task | Script, run_dir: RunDir) -> torch.nn.Module:
             "'model' into it.",
             code="script-model",
         )
-    _, state, _ = store.newest_sound(run_dir.checkpoints)
+    _, state, _ = store.newest_sound(run_dir.checkpoints, run_dir.read_plan().get("run_id"))
     train_source, _ = build_sources(what)
     model = copy.deepcopy(build_model(what, train_source, seed=0))
     model.load_state_dict(CheckpointState.from_dict(state).model)

@@ -10,7 +10,7 @@ from __future__ import annotations
 from contextlib import closing
 from typing import Any, NamedTuple
 
-from syncline.checkpoint.schema import TrainingProgress, TrainingState
+from syncline.checkpoint.schema import CheckpointState, TrainingProgress, TrainingState, data_has_changed
 from syncline.comms.serialize import dump_state, load_state
 from syncline.data.assignment import Position
 from syncline.strategies.exchange import Exchange
@@ -130,6 +130,18 @@ class StateSync:
             self._progress.begin_assignment(self._progress.assignment_from(Position()))
             return Synced(None, from_checkpoint=True)
         state.load(saved)
-        self._progress.begin_assignment(self._progress.assignment_from(saved.position, saved.requeued))
+        if self._has_other_data(saved):
+            self._progress.begin_new_data(saved.position)
+        else:
+            self._progress.begin_assignment(self._progress.assignment_from(saved.position, saved.requeued))
         rank, private = self._session.rank, saved.worker_states
         return Synced(private[rank] if rank < len(private) else None, from_checkpoint=True)
+
+    def _has_other_data(self, saved: CheckpointState) -> bool:
+        """Whether the checkpoint was written with other training data; `ConfigError` unless the user allows that."""
+        plan, count = self._session.plan, self._progress.order.count
+        if (saved.samples, saved.data_fingerprint) == (count, plan.data_fingerprint):
+            return False
+        if plan.data_changed != "ok":
+            raise data_has_changed(saved.samples, count)
+        return True

@@ -163,6 +163,7 @@ class Stepper:
         self.session.checkpoints.save(
             self.progress.position,
             self.progress.remaining().requeued,
+            self.progress.order.count,
             self.state,
             self.replica,
             self.exchange,

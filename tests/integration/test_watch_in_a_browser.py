@@ -6,6 +6,7 @@ import re
 import signal
 import subprocess
 import sys
+import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -15,6 +16,7 @@ from real_runs import ROOT
 from report_runs import whole_run, write_run
 
 import syncline
+from syncline.coordinator.requests import is_live
 from syncline.telemetry.events import RunEnded, RunStarted
 from syncline.telemetry.run_dir import RunDir
 
@@ -57,8 +59,9 @@ def test_the_page_follows_a_run_and_stops_it_with_everything_saved(tmp_path):
     script = _RUN.format(tests=str(ROOT / "tests"), integration=str(ROOT / "tests" / "integration"))
     run = tmp_path / "runs" / "run"
     with command("-c", script, cwd=tmp_path) as training:
-        while not (run / "requests" / "owner.json").exists():
+        while not is_live(run):
             assert training.poll() is None, training.stdout.read()
+            threading.Event().wait(0.05)
         with (
             command("-m", "syncline.cli.main", "watch", str(run), "--no-open", cwd=tmp_path) as watch,
             a_browser() as browser,

@@ -6,12 +6,25 @@ import tempfile
 from dataclasses import astuple
 from pathlib import Path
 
-from hypothesis import given
+import msgspec
+from hypothesis import assume, given
 from hypothesis import strategies as st
 
 from syncline.data.assignment import Assignment, Position, Range
 from syncline.data.audit import audit, audit_file
-from syncline.data.ledger import YOUNG_S, Closed, Line, Opened, RecentLines, Tally, Used, decode, encode, ranges_of
+from syncline.data.ledger import (
+    YOUNG_S,
+    Began,
+    Closed,
+    Line,
+    Opened,
+    RecentLines,
+    Tally,
+    Used,
+    decode,
+    encode,
+    ranges_of,
+)
 from syncline.data.ledger_file import LedgerFile, put_back, read_ledger
 
 ranges = st.tuples(st.integers(0, 3), st.integers(0, 50), st.integers(1, 9)).map(lambda r: (r[0], r[1], r[1] + r[2]))
@@ -203,3 +216,49 @@ def test_only_lines_that_may_not_be_on_disk_are_kept() -> None:
     recent.add(used, now=5.0)
     assert [decode(t.encode()).key for t in recent.texts(YOUNG_S - 1)] == ["s.1.0.1", "s.1.0.2"]
     assert [decode(t.encode()).key for t in recent.texts(YOUNG_S + 1)] == ["s.1.0.2"]
+
+
+def of_session(session: str, lines: list[Line]) -> list[Line]:
+    """The lines as the driver of this session gets them, after its own first one."""
+    began = Began("run", "process 1 on here", f"{session}.driver")
+    return [began, *(msgspec.structs.replace(line, key=f"{session}.0.0.{n}") for n, line in enumerate(lines))]
+
+
+@given(histories(), histories(), st.data())
+def test_two_drivers_at_once_are_never_clean_however_their_lines_mix(one, other, data) -> None:
+    first, second = of_session("a", one), of_session("b", other)
+    # The second begins before the first has ended.
+    at = data.draw(st.integers(1, len(first) - 1))
+    mixed, rest = first[:at], [first[at:], second]
+    assume(rest[0])
+    mixed.append(rest[1].pop(0))
+    while any(rest):
+        mixed.append(data.draw(st.sampled_from([lines for lines in rest if lines])).pop(0))
+    found = audit(mixed)
+    assert not found.is_clean
+    assert found.problems
+
+
+@given(histories())
+def test_a_run_that_is_resumed_in_another_session_is_clean(lines: list[Line]) -> None:
+    views = [n for n, line in enumerate(lines) if isinstance(line, Opened)]
+    middle = views[len(views) // 2]
+    found = audit([*of_session("a", lines[:middle]), *of_session("b", lines[middle:])])
+    assert found.is_clean, found
+
+
+def test_other_data_begins_a_new_epoch_and_the_rest_of_the_last_one_is_left_out() -> None:
+    after = Assignment(Position(1, 0, 1), 1, 6, 3, epochs=2)
+    line = msgspec.structs.replace(opened(after, 2, [0]), data_changed=True)
+    lines = [*plain_run({0: 1, 1: 1}), line, *_used(after, 2, 0, 3), Closed((2, 0, 3, 0))]
+    found = audit(lines)
+    assert found.is_clean, found
+    assert [(e.samples, e.committed) for e in found.epochs] == [(4, 4), (6, 6)]
+
+
+def test_another_number_of_samples_within_an_epoch_is_a_problem() -> None:
+    after = Assignment(Position(0, 4, 1), 1, 6, 4, epochs=1)
+    found = audit([*plain_run({0: 1, 1: 1}), opened(after, 2, [0]), *_used(after, 2, 0, 2)])
+    assert not found.is_clean
+    assert "8" in found.problems[0]
+    assert "6" in found.problems[0]
