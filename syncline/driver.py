@@ -13,12 +13,13 @@ import os
 import secrets
 import time
 from collections.abc import Iterator
-from contextlib import closing, contextmanager
+from contextlib import closing, contextmanager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from syncline import task_file
+from syncline.config.owned_files import read_owned, temporary_name
 from syncline.config.run import RunConfig
 from syncline.coordinator.coordinator import Coordinator
 from syncline.coordinator.open_run import open_run
@@ -35,6 +36,7 @@ from syncline.planning.plan import Plan
 from syncline.planning.planner import TaskFacts, make_plan
 from syncline.result import Result
 from syncline.strategies import explain as strategy_text
+from syncline.strategies.own import only_our_files
 from syncline.strategies.reading import read_strategy
 from syncline.task import Script, Task
 from syncline.telemetry.events import (
@@ -137,7 +139,7 @@ def run_script(script: Script, config: RunConfig, view: Observer) -> Result:
 
 def resume(run_dir: str | Path, view: Observer | None = None, *, quiet: bool = False, **changes: Any) -> Result:
     """Resume an interrupted run from the exact sample; `changes` are settings to change, such as workers or epochs."""
-    found = RunDir.existing(Path(run_dir))
+    found = RunDir.owned(Path(run_dir))
     if not found.task_file.exists():
         raise ConfigError(
             f"The task of {run_dir} was too large to be saved with the run. "
@@ -145,10 +147,11 @@ def resume(run_dir: str | Path, view: Observer | None = None, *, quiet: bool = F
             code="no-task",
             run_dir=str(run_dir),
         )
-    config = RunConfig(**{**json.loads(found.config.read_text()), "resume": str(found.path), **changes})
+    saved = {**json.loads(read_owned(found.config)), "resume": str(found.path), "name": None}
+    config = RunConfig(**{**saved, **changes})
     view = view or WithoutEnd(choose_view(quiet=quiet, json=False))
     engine = engine_for(config.engine)
-    with closing(view), closing(engine):
+    with closing(view), closing(engine), nullcontext() if "strategy" in changes else only_our_files():
         what = task_file.read(found.task_file)
         old = found.read_plan()
         # The data of a task may have changed since: count it again. A script's workers do so themselves.
@@ -315,7 +318,7 @@ def _conclude(
 @contextmanager
 def _written_task(run_dir: RunDir, what: Task | Script) -> Iterator[Path]:
     """The task as a file for the workers; saved with the run unless it is very large."""
-    temporary = run_dir.task_file.with_name(".task.bin.tmp")
+    temporary = temporary_name(run_dir.task_file)
     try:
         task_file.write(temporary, what)
         if temporary.stat().st_size <= _LARGEST_KEPT_PAYLOAD_BYTES:

@@ -94,7 +94,7 @@ def _run(path: Path) -> tuple[nn.Module, DataInfo]:
     from syncline.telemetry.run_dir import RunDir
     from syncline.workers.entry import load_trained_model
 
-    run_dir = RunDir.existing(path)
+    run_dir = RunDir.owned(path)
     if not run_dir.task_file.exists():
         raise ConfigError(
             f"The task of {path} was too large to store with the run, so its model cannot be rebuilt. Load 'model' "

@@ -3,15 +3,14 @@
 Here: writing and reading. Tensors and arrays are stored raw, and readers map them copy-on-write. Classes and functions
 of the user's script are pickled by value (cloudpickle), so that no worker runs the script.
 
-Reading can execute code, as with any pickle. So only the processes of the run that wrote the file read it and, on
-`resume`, the same user (`read` checks the owner).
+Reading can execute code, as with any pickle. So `read` follows no link, and refuses a file that another user owns or
+can write, or that is in such a directory.
 """
 
 from __future__ import annotations
 
 import io
 import mmap
-import os
 import pickle
 import struct
 import sys
@@ -20,6 +19,7 @@ from typing import Any
 
 import cloudpickle
 
+from syncline.config.owned_files import create_new, open_owned
 from syncline.errors import ConfigError
 
 _MAGIC = b"SYNCLINE-TASK-1\n\0"
@@ -55,7 +55,7 @@ def _tensor_of(as_bytes: Any, dtype: Any, shape: tuple[int, ...]) -> Any:
 
 
 def write(path: Path, value: Any) -> None:
-    """Write `value` to a file that only this user can read; `ConfigError` if it cannot be pickled."""
+    """Write `value` to a new file that only this user can read; `ConfigError` if it cannot be pickled."""
     buffers: list[pickle.PickleBuffer] = []
     stream = io.BytesIO()
     try:
@@ -68,8 +68,7 @@ def write(path: Path, value: Any) -> None:
         ) from error
     parts = [stream.getbuffer(), *(b.raw() for b in buffers)]
     sizes = struct.pack(f"<Q{len(parts)}Q", len(parts), *(p.nbytes for p in parts))
-    descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
-    with os.fdopen(descriptor, "wb") as file:
+    with create_new(path, 0o600) as file:
         file.write(_MAGIC + sizes)
         for part in parts:
             file.write(b"\0" * (-file.tell() % _ALIGN))
@@ -77,10 +76,8 @@ def write(path: Path, value: Any) -> None:
 
 
 def read(path: Path) -> Any:
-    """The value in a task file."""
-    with path.open("rb") as file:
-        if os.fstat(file.fileno()).st_uid not in (os.getuid(), 0):
-            raise ConfigError(f"{path} belongs to another user. Loading it could run their code with your permissions.")
+    """The value in a task file; `ConfigError` if it is not ours."""
+    with open_owned(path) as file:
         if file.read(len(_MAGIC)) != _MAGIC:
             raise ConfigError(f"{path} is not a task written by this version of Syncline.")
         data = memoryview(mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_COPY))

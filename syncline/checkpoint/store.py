@@ -3,8 +3,9 @@
     checkpoints/step-00000412.pt     the state, as torch.save writes it
     checkpoints/step-00000412.json   version, step, size and SHA-256; written last
 
-A checkpoint exists when its JSON exists. Loading uses `weights_only=True`: a checkpoint cannot run code. Not here: what
-the state holds (`schema.py`), and when to save (`workers/checkpoints.py`).
+A checkpoint exists when its JSON exists. Loading uses `weights_only=True`: a checkpoint cannot run code. Files of other
+users are refused all the same (`config/owned_files.py`): whoever wrote one chose the model. Not here: what the state
+holds (`schema.py`), and when to save (`workers/checkpoints.py`).
 """
 
 from __future__ import annotations
@@ -23,7 +24,8 @@ from typing import Any
 import torch
 
 from syncline.checkpoint.schema import VERSION, check_version
-from syncline.errors import CheckpointError
+from syncline.config.owned_files import create_new, make_directory, read_owned, temporary_name
+from syncline.errors import CheckpointError, ConfigError
 
 
 @dataclass(frozen=True)
@@ -46,11 +48,14 @@ def save(folder: Path, step: int, state: dict[str, Any], *, keep: int) -> Checkp
     run_id = str(state.get("run_id", ""))
     manifest = {"version": VERSION, "step": step, "size_bytes": data.nbytes, "sha256": digest, "run_id": run_id}
     try:
-        folder.mkdir(parents=True, exist_ok=True)
+        folder.parent.mkdir(parents=True, exist_ok=True)
+        make_directory(folder)
         _remove_unfinished(folder)
         _write_whole((path, data), (path.with_suffix(".json"), memoryview(json.dumps(manifest).encode())))
     except OSError as error:
         raise CheckpointError(_explain(error, path, data.nbytes)) from error
+    except ConfigError as error:  # the folder is not ours
+        raise CheckpointError(str(error), code=error.code, **error.facts) from error
     # Later checkpoints can exist, too, if the run resumed from an earlier one because they were damaged. They must not
     # displace this one.
     for old in [c for c in checkpoints_in(folder) if c.step <= step][:-keep]:
@@ -61,11 +66,11 @@ def save(folder: Path, step: int, state: dict[str, Any], *, keep: int) -> Checkp
 
 
 def checkpoints_in(folder: Path) -> list[Checkpoint]:
-    """The checkpoints that exist, oldest first; their contents are not checked."""
+    """The checkpoints that exist, oldest first; their contents are not checked, only whose they are."""
     found = []
     for manifest in sorted(folder.glob("step-*.json")):
         try:
-            data = json.loads(manifest.read_text())
+            data = json.loads(read_owned(manifest))
             found.append(
                 Checkpoint(
                     manifest.with_suffix(".pt"),
@@ -76,16 +81,18 @@ def checkpoints_in(folder: Path) -> list[Checkpoint]:
                     str(data.get("run_id", "")),
                 )
             )
+        except ConfigError:
+            raise  # not ours
         except (OSError, ValueError, KeyError, TypeError):
             continue  # not a checkpoint's manifest, or truncated
     return sorted(found, key=lambda c: c.step)
 
 
 def load(checkpoint: Checkpoint) -> dict[str, Any]:
-    """The state in a checkpoint; `CheckpointError` unless it is exactly what was written."""
+    """The state in a checkpoint; `CheckpointError` unless it is exactly what was written, `ConfigError` if not ours."""
     check_version(checkpoint.version, checkpoint.path)
     try:
-        data = checkpoint.path.read_bytes()
+        data = read_owned(checkpoint.path)
     except OSError as error:
         raise CheckpointError(
             f"{checkpoint.path} cannot be read: {error.strerror}.",
@@ -185,10 +192,10 @@ def _remove_unfinished(folder: Path) -> None:
 
 def _write_whole(*files: tuple[Path, memoryview]) -> None:
     """Rename each file into place only when all of them are on disk: a full disk changes nothing."""
-    temporaries = [path.with_name(f".{path.name}.{os.getpid()}.tmp") for path, _ in files]
+    temporaries = [temporary_name(path) for path, _ in files]
     try:
         for temporary, (_, data) in zip(temporaries, files, strict=True):
-            with temporary.open("wb") as file:
+            with create_new(temporary) as file:
                 file.write(data)
                 file.flush()
                 os.fsync(file.fileno())

@@ -21,7 +21,10 @@ def report(
     ],
     out: Annotated[
         Path | None,
-        typer.Option(metavar="FILE", help="Output file. Default: report.html in RUN, or here for several runs."),
+        typer.Option(
+            metavar="FILE",
+            help="Output file. Default: report.html in RUN, or here for several runs or the run of another user.",
+        ),
     ] = None,
     tensorboard: Annotated[
         bool, typer.Option(help="Also write scalars to RUN/tensorboard.", rich_help_panel="TensorBoard")
@@ -47,6 +50,7 @@ def report(
     syncline report runs/* --out comparison.html --open
     syncline report RUN --histograms --graph && tensorboard --logdir RUN/tensorboard
     """
+    from syncline.config.owned_files import is_our_directory
     from syncline.coordinator.requests import is_live
     from syncline.errors import ConfigError
     from syncline.observe.report.load import load
@@ -56,15 +60,19 @@ def report(
     if (histograms or graph) and not tensorboard:
         raise ConfigError("--histograms and --graph write TensorBoard files. Leave --no-tensorboard out.")
     records = load(runs, is_live)
-    page = out or (runs[0] / "report.html" if len(runs) == 1 else Path("report.html"))
+    ours = [is_our_directory(run.resolve()) for run in runs]  # nothing is written to another user's directory
+    page = out or (runs[0] / "report.html" if ours == [True] else Path("report.html"))
     try:
         RunDir.write(page, as_html(records).encode())
     except OSError as error:
         raise ConfigError(f"Cannot write {page}: {error.strerror}. Choose another file with --out FILE.") from error
     typer.echo(f"report: {page}")
     if tensorboard:
-        for path, record in zip(runs, records, strict=True):
-            _write_for_tensorboard(path, record, histograms=histograms, graph=graph)
+        for path, record, is_ours in zip(runs, records, ours, strict=True):
+            if is_ours:
+                _write_for_tensorboard(path, record, histograms=histograms, graph=graph)
+            else:
+                typer.echo(f"No TensorBoard files: {path} is not yours, or others can write there.", err=True)
     if open_it:
         typer.launch(page.resolve().as_uri())
 

@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from syncline.checkpoint.schema import CheckpointState, data_has_changed
+from syncline.config.owned_files import is_our_directory
 from syncline.config.run import RunConfig
 from syncline.data.ledger_file import put_back
 from syncline.errors import ConfigError
@@ -100,6 +101,7 @@ def _resumed(config: RunConfig, plan: Plan, run_dir: RunDir, lock: DriverLock) -
     found, state, problems = newest_sound(run_dir.checkpoints, plan.run_id)
     put_back(run_dir.ledger, CheckpointState.from_dict(state).ledger)
     run_dir.summary.unlink(missing_ok=True)
+    run_dir.remove_unfinished()
     return OpenRun(plan, config, run_dir, lock, found.path, problems)
 
 
@@ -116,15 +118,18 @@ def _earlier_run(config: RunConfig, plan: Plan) -> RunDir | None:
     if config.resume is None:
         return None
     if config.resume != "auto":
-        return RunDir.existing(Path(config.resume))
+        return RunDir.owned(Path(config.resume))
     unfinished = [
         RunDir(path.parent)
         for path in Path(config.out).glob("*/plan.json")
-        if not (path.parent / "summary.json").exists() and any((path.parent / "checkpoints").glob("step-*.json"))
+        if is_our_directory(path.parent)
+        and not (path.parent / "summary.json").exists()
+        and any((path.parent / "checkpoints").glob("step-*.json"))
     ]
     same = [r for r in unfinished if r.read_plan().get("fingerprint") == plan.fingerprint]
     free = [r for r in same if config.wait or holder_of(r.path) is None]
-    return max(free, key=lambda r: r.plan.stat().st_mtime, default=None)
+    newest = max(free, key=lambda r: r.plan.stat().st_mtime, default=None)
+    return RunDir.owned(newest.path) if newest is not None else None
 
 
 def _file_name(text: str) -> str:

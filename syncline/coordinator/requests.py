@@ -13,6 +13,7 @@ from pathlib import Path
 
 import msgspec
 
+from syncline.config.owned_files import check_directory, make_directory, read_owned, replace_file
 from syncline.errors import ConfigError
 from syncline.telemetry.run_lock import holder_of
 
@@ -34,7 +35,7 @@ class RequestBox:
 
     def open(self) -> None:
         """Make the folder, also if it was removed meanwhile; old requests do not count."""
-        self._folder.mkdir(mode=0o700, exist_ok=True)
+        make_directory(self._folder)
         for old in self._folder.iterdir():
             old.unlink()
 
@@ -42,8 +43,8 @@ class RequestBox:
         """The requests since the last call; invalid files are deleted."""
         found = []
         for path in sorted(self._folder.glob("request-*.json")):
-            with contextlib.suppress(OSError, msgspec.DecodeError):
-                found.append(msgspec.json.decode(path.read_bytes(), type=Request))
+            with contextlib.suppress(OSError, msgspec.DecodeError, ConfigError):  # ConfigError: another user's
+                found.append(msgspec.json.decode(read_owned(path), type=Request))
             path.unlink(missing_ok=True)
         return found
 
@@ -55,16 +56,15 @@ class RequestBox:
 
 
 def send_request(run_dir: Path, request: Request) -> None:
-    """Send a request to the run in this directory; `ConfigError` if it is not in progress."""
+    """Send a request to the run in this directory; `ConfigError` if it is not in progress, or not ours."""
     if not is_live(run_dir):
         raise ConfigError(
             f"The run in {run_dir} is not in progress. Resume it first: syncline resume {run_dir}",
             code="not-in-progress", run_dir=str(run_dir),
         )  # fmt: skip
     folder = run_dir / "requests"
-    name = f"{time.time_ns()}-{os.getpid()}.json"
-    (folder / f".{name}").write_bytes(msgspec.json.encode(request))
-    os.replace(folder / f".{name}", folder / f"request-{name}")
+    check_directory(folder)
+    replace_file(folder / f"request-{time.time_ns()}-{os.getpid()}.json", msgspec.json.encode(request))
 
 
 def is_live(run_dir: Path) -> bool:

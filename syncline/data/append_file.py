@@ -10,13 +10,15 @@ import contextlib
 import os
 from pathlib import Path
 
+from syncline.config.owned_files import open_append
+
 
 class AppendFile:
     """Lines at the end of the file at `path`."""
 
     def __init__(self, path: Path) -> None:
         self._path = path
-        self._file = path.open("ab+", buffering=0)
+        self._file = open_append(path)
         self._end_last_line()
 
     def write(self, line: bytes) -> None:
@@ -32,7 +34,7 @@ class AppendFile:
                 return
         self._file.seek(0)
         lines = self._file.read()
-        again = self._path.open("ab+", buffering=0)
+        again = open_append(self._path)
         if not os.fstat(again.fileno()).st_size:
             again.write(lines)
         self._file.close()

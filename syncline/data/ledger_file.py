@@ -7,12 +7,12 @@ from __future__ import annotations
 
 import contextlib
 import math
-import os
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 import msgspec
 
+from syncline.config.owned_files import open_regular, replace_file
 from syncline.data.append_file import AppendFile
 from syncline.data.ledger import Began, Closed, Line, Opened, Used, decode, encode, session_of
 
@@ -79,9 +79,7 @@ def put_back(path: Path, texts: Iterable[str]) -> None:
     before = [i for i, line in enumerate(lines) if session_of(line) == session]
     first, after = (before[0], before[-1] + 1) if before else (len(lines), len(lines))
     repaired = lines[:first] + _in_order([*lines[first:after], *missing]) + lines[after:]
-    temporary = path.with_name(f".{path.name}.tmp")
-    temporary.write_bytes(b"".join(encode(line) + b"\n" for line in repaired))
-    os.replace(temporary, path)
+    replace_file(path, b"".join(encode(line) + b"\n" for line in repaired))
 
 
 def _in_order(lines: Iterable[Line]) -> list[Line]:
@@ -108,9 +106,11 @@ def _place(line: Line) -> tuple[float, int]:
 
 def read_ledger(path: Path) -> Iterator[Line]:
     """The lines of a ledger; a line truncated by a crash is skipped."""
-    if not path.exists():
+    try:
+        file = open_regular(path)
+    except FileNotFoundError:
         return
-    with path.open("rb") as file:
+    with file:
         for text in file:
             if text.strip():
                 try:

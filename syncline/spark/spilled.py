@@ -18,6 +18,7 @@ import numpy as np
 import pyarrow as pa
 import torch
 
+from syncline.config.owned_files import temporary_name
 from syncline.data.source import Indices
 from syncline.errors import DataError
 
@@ -38,7 +39,7 @@ class PartWriter:
     def __init__(self, path: Path) -> None:
         self.path, self.rows = path, 0
         self.feature_shape: tuple[int, ...] | None = None
-        self._temporary = path.with_name(f".{path.name}.tmp")
+        self._temporary = temporary_name(path)
         self._file: pa.OSFile | None = None
         self._writer: pa.ipc.RecordBatchFileWriter | None = None
 

@@ -20,11 +20,13 @@ import os
 import re
 import sys
 from collections.abc import Iterator, Mapping
+from contextvars import ContextVar
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import ModuleType
 from typing import TYPE_CHECKING, Any, ClassVar
 
+from syncline.config.owned_files import check_code
 from syncline.config.spec import literal
 from syncline.errors import ConfigError, UnknownName, check_options, did_you_mean
 from syncline.strategies.method import Method
@@ -32,7 +34,23 @@ from syncline.strategies.method import Method
 if TYPE_CHECKING:
     from syncline.strategies.exchange import Exchange, Replica
 
-__all__ = ["Own", "literal"]
+__all__ = ["Own", "literal", "only_our_files"]
+
+_checks_owner: ContextVar[bool] = ContextVar("checks_owner", default=False)
+
+
+@contextlib.contextmanager
+def only_our_files() -> Iterator[None]:
+    """Refuse to load code of other users here.
+
+    For a strategy that was saved with a run: a relative path in it means a file in today's working directory, which may
+    be one like /tmp.
+    """
+    token = _checks_owner.set(True)
+    try:
+        yield
+    finally:
+        _checks_owner.reset(token)
 
 
 @dataclass(frozen=True)
@@ -156,6 +174,8 @@ def _load(where: str) -> ModuleType:
     if not _is_file(where):
         with _importing_from(Path.cwd()):
             try:
+                if _checks_owner.get():
+                    _check_package(where)
                 return importlib.import_module(where)
             except ModuleNotFoundError as error:
                 if error.name is None or not f"{where}.".startswith(f"{error.name}."):
@@ -164,6 +184,8 @@ def _load(where: str) -> ModuleType:
                     f"There is no module {error.name!r}, so {where} cannot be imported. Give a file, such as "
                     f"'{where.rpartition('.')[2]}.py:Name', or start where Python finds the module (not {Path.cwd()})."
                 ) from None
+            except ConfigError:
+                raise
             except Exception as error:
                 raise _not_imported(where, error) from error
     path = Path(where).expanduser()
@@ -171,6 +193,8 @@ def _load(where: str) -> ModuleType:
         there = [p.name for p in path.parent.glob("*.py")] if path.parent.is_dir() else []
         hint = did_you_mean(path.name, there) or "Check the path; it is relative to that folder."
         raise ConfigError(f"There is no file '{where}' in {Path.cwd()}. {hint}")
+    if _checks_owner.get():
+        check_code(path)
     path = path.resolve()
     name = f"syncline_own_{path.stem}_{hashlib.sha256(os.fsencode(path)).hexdigest()[:8]}"
     if name in sys.modules:
@@ -187,6 +211,15 @@ def _load(where: str) -> ModuleType:
             del sys.modules[name]
             raise _not_imported(where, error) from error
     return module
+
+
+def _check_package(where: str) -> None:
+    """Check the module, or the package that it is in, without importing it."""
+    spec = importlib.util.find_spec(where.partition(".")[0])
+    if spec is not None:
+        origins = [spec.origin] if spec.has_location and spec.origin else spec.submodule_search_locations or ()
+        for origin in origins:
+            check_code(Path(origin))
 
 
 @contextlib.contextmanager

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import msgspec
 
+from syncline.config.owned_files import open_regular
 from syncline.telemetry.run_dir import RunDir
 
 
@@ -62,7 +63,8 @@ def write_predictions(run_dir: RunDir, found: Predictions) -> None:
 def read_predictions(path: Path) -> Predictions | None:
     """The file's content; None if it is missing or invalid."""
     try:
-        found = msgspec.json.decode(path.read_bytes(), type=Predictions)
+        with open_regular(path) as file:
+            found = msgspec.json.decode(file.read(), type=Predictions)
     except (OSError, msgspec.DecodeError):
         return None
     return found if _is_consistent(found) else None

@@ -18,6 +18,7 @@ from typing import Any
 
 import msgspec
 
+from syncline.config import owned_files
 from syncline.data.append_file import AppendFile
 from syncline.errors import ConfigError
 from syncline.telemetry.events import Event, from_dict, to_line
@@ -39,20 +40,50 @@ class RunDir:
 
     @classmethod
     def existing(cls, path: Path) -> RunDir:
-        """The run directory at `path`; raises ConfigError if it is not one."""
-        if not (path / "plan.json").is_file():
+        """The run directory at `path`, of any owner, for reading; raises ConfigError if it is not one."""
+        try:
+            is_run = (path / "plan.json").is_file()
+        except PermissionError:
+            raise _unreadable(path) from None
+        if not is_run:
             runs = sorted(p.parent for p in path.glob("*/plan.json"))
             hint = f" It contains these runs: {', '.join(map(str, runs[-3:]))}." if runs else ""
             raise ConfigError(f"{path} is not a run directory: it has no plan.json.{hint}")
-        return cls(path)
+        found = cls(path)
+        for file in found._files():
+            if file.is_symlink():  # said now and once, instead of when it is first opened
+                owned_files.open_regular(file).close()
+        return found
 
     @classmethod
-    def new(cls, parent: Path, name: str, *, exact: bool) -> RunDir:
-        """A new run directory; a taken name gets a number appended, unless it must be `exact`."""
+    def owned(cls, path: Path) -> RunDir:
+        """The run directory at `path`, for resuming and for loading its task, which runs code.
+
+        Raises ConfigError unless the directory and the files in it are ours, because others could have written them.
+        """
+        if path.is_symlink() and path.lstat().st_uid in (os.geteuid(), 0):
+            path = path.resolve()  # our own link to a run, such as runs/latest
+        if path.is_dir():
+            owned_files.check_directory(path)
+        found = cls.existing(path)
+        for file in found._files():
+            with contextlib.suppress(FileNotFoundError):
+                owned_files.open_owned(file).close()
+        for folder in (found.checkpoints, path / "logs"):
+            with contextlib.suppress(FileNotFoundError):
+                owned_files.check_directory(folder)
+        return found
+
+    @classmethod
+    def new(cls, parent: Path, name: str, *, exact: bool, shared: bool = False) -> RunDir:
+        """A new run directory; a taken name gets a number appended, unless it must be `exact`.
+
+        Only this user can read it, unless it is `shared`; its files follow (`config/owned_files.py`).
+        """
         for number in range(1, 10_000):
             path = parent / (name if number == 1 else f"{name}-{number}")
             try:
-                path.mkdir(parents=True)
+                path.mkdir(parents=True, mode=0o755 if shared else 0o700)
             except FileExistsError:
                 if exact:
                     raise ConfigError(
@@ -67,26 +98,46 @@ class RunDir:
     @staticmethod
     def write(path: Path, data: bytes) -> None:
         """Replace the file at `path` atomically."""
-        temporary = path.with_name(f".{path.name}.tmp")
-        temporary.write_bytes(data)
-        os.replace(temporary, path)
+        owned_files.replace_file(path, data)
+
+    def remove_unfinished(self) -> None:
+        """Remove temporary files that a killed driver left. Call it only where no other driver is at work."""
+        for file in self._files():
+            owned_files.remove_unfinished(file)
 
     def log(self, worker_id: int) -> Path:
         return self.path / "logs" / f"worker-{worker_id}.log"
 
     def read_plan(self) -> dict[str, Any]:
-        plan: dict[str, Any] = json.loads(self.plan.read_text())
+        with owned_files.open_regular(self.plan) as file:
+            plan: dict[str, Any] = json.load(file)
         return plan
 
     def read_events(self) -> Iterator[Event]:
         """The events so far, oldest first."""
-        if not self.events.exists():
+        try:
+            file = owned_files.open_regular(self.events)
+        except FileNotFoundError:
             return
-        with self.events.open("rb") as file:
+        with file:
             for line in file:
                 if not line.endswith(b"\n"):
                     return  # still being written, or cut off by a crash
                 yield from read_lines([line])
+
+    def _files(self) -> list[Path]:
+        """What a driver reads, appends to or replaces."""
+        return [
+            self.config, self.plan, self.events, self.ledger, self.summary, self.predictions, self.task_file,
+        ]  # fmt: skip
+
+
+def _unreadable(path: Path) -> ConfigError:
+    return ConfigError(
+        f"You may not read {path}. A run is readable by its user alone, unless it was started with --shared. Ask that "
+        f"user to make it readable: chmod -R go+rX {path}",
+        code="unreadable-run", path=str(path),
+    )  # fmt: skip
 
 
 def read_lines(lines: Iterable[bytes]) -> Iterator[Event]:

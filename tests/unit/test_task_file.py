@@ -251,8 +251,9 @@ def test_only_the_owner_can_read_the_file(path):
 def test_a_file_of_another_user_is_not_loaded(path):
     task_file.write(path, 1)
     os.chown(path, 12345, 12345)
-    with pytest.raises(ConfigError, match="belongs to another user"):
+    with pytest.raises(ConfigError) as caught:
         task_file.read(path)
+    assert (caught.value.code, caught.value.facts) == ("foreign-run", {"path": str(path), "owner": "12345"})
 
 
 def test_the_buffers_start_on_aligned_places_whatever_their_lengths(path):

@@ -14,6 +14,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 from syncline.comms.control import RunFiles
+from syncline.config.owned_files import file_mode, make_directory
 from syncline.engines.remote.messages import FileChunk, FileRemoved
 
 TASK = "task.bin"
@@ -39,11 +40,16 @@ def chunks_of(file: Path, name: str) -> Iterator[FileChunk]:
 def write_chunk(folder: Path, chunk: FileChunk) -> None:
     """Write a chunk of a file. Logs are visible as they grow; other files appear when they are complete."""
     path = _path(folder, chunk.name)
-    path.parent.mkdir(parents=True, exist_ok=True)
+    folder.mkdir(parents=True, exist_ok=True)
+    if path.parent != folder:
+        make_directory(path.parent)
     is_log = chunk.name.startswith("logs/")
     target = path if is_log else path.with_name(f".{path.name}.partial")
-    flags = os.O_WRONLY | os.O_CREAT | (os.O_TRUNC if chunk.offset == 0 and not is_log else 0)
-    descriptor = os.open(target, flags, 0o600)
+    flags = os.O_WRONLY | os.O_CREAT | os.O_NOFOLLOW
+    if chunk.offset == 0 and not is_log:  # a new file, not one that someone put there
+        target.unlink(missing_ok=True)
+        flags |= os.O_EXCL
+    descriptor = os.open(target, flags, 0o600 if chunk.name == TASK else file_mode(path.parent))
     with os.fdopen(descriptor, "wb") as stream:
         stream.seek(chunk.offset)
         stream.write(chunk.data)

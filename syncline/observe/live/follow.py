@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from pathlib import Path
 
+from syncline.config.owned_files import open_regular
 from syncline.observe.report.record import RunRecord
 from syncline.telemetry.predictions import read_predictions
 from syncline.telemetry.run_dir import RunDir, read_lines
@@ -39,7 +40,7 @@ class Follower:
         return f"{self._read}-{written}-{int(record.is_live)}"
 
     def _read_events(self, path: Path) -> None:
-        with path.open("rb") as file:
+        with open_regular(path) as file:
             file.seek(self._read)
             new = file.read()
         whole = new[: new.rfind(b"\n") + 1]  # the rest is still being written

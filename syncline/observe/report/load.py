@@ -18,8 +18,8 @@ from syncline.telemetry.run_dir import RunDir
 
 def find_run(path: Path) -> RunDir:
     """The run directory at `path`; `ConfigError` with the nearest names if that is none."""
-    if (path / "plan.json").is_file():
-        return RunDir(path)
+    if os.path.isfile(path / "plan.json"):  # unlike Path.is_file, False where we may not look
+        return RunDir.existing(path)
     parent = path.parent
     known = sorted(p.parent.name for p in parent.glob("*/plan.json"))
     if path.exists() or not nearest(path.name, known):
