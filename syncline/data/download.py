@@ -20,6 +20,7 @@ from concurrent.futures import Future
 from pathlib import Path
 from typing import BinaryIO
 
+from syncline.config.owned_files import cache_folder
 from syncline.data.named import Progress
 from syncline.errors import DataError
 
@@ -31,17 +32,13 @@ SLOWEST_BYTES_PER_S = 1024
 
 def cache_dir() -> Path:
     """The folder for downloaded datasets: `syncline/data` in `$XDG_CACHE_HOME`, or else in `~/.cache`."""
-    chosen = Path(os.environ.get("XDG_CACHE_HOME", ""))
-    # The XDG specification requires us to ignore a relative path; an unset variable is one, too.
-    if not chosen.is_absolute():
-        try:
-            chosen = Path.home() / ".cache"
-        except RuntimeError as error:
-            raise DataError(
-                "There is no cache folder, because this user has no home directory. Set XDG_CACHE_HOME to the "
-                "absolute path of a writable folder."
-            ) from error
-    return chosen / "syncline" / "data"
+    try:
+        return cache_folder("data")
+    except RuntimeError as error:
+        raise DataError(
+            "There is no cache folder, because this user has no home directory. Set XDG_CACHE_HOME to the absolute "
+            "path of a writable folder."
+        ) from error
 
 
 def environment_data_dir() -> Path | None:

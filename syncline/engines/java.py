@@ -17,6 +17,9 @@ import subprocess
 import tempfile
 from pathlib import Path
 
+from syncline.config.owned_files import cache_folder, make_cache, read_owned
+from syncline.errors import ConfigError
+
 _LEAST = 17
 _TIMEOUT_S = 30.0
 _WHAT_TO_DO = (
@@ -63,17 +66,26 @@ def borrowed_java_home() -> Path | None:
     java = Path(next(iter(found.submodule_search_locations)), "java-runtime", "bin", "java")
     if not java.exists() or "'" in str(java):
         return None
-    cache = os.environ.get("XDG_CACHE_HOME")
-    home = (Path(cache) if cache else Path.home() / ".cache") / "syncline" / "java"
+    home = cache_folder("java")
     wrapper, text = home / "bin" / "java", _WRAPPER.format(java=java)
-    if not wrapper.exists() or wrapper.read_text() != text:
-        wrapper.parent.mkdir(parents=True, exist_ok=True)
+    try:
+        make_cache(wrapper.parent)
+    except ConfigError:
+        return None  # another user could replace the wrapper, which is code
+    if not _has_content(wrapper, text):
         # Replace the file atomically: another run may use it at the same time.
         with tempfile.NamedTemporaryFile("w", dir=wrapper.parent, delete=False) as file:
             file.write(text)
         os.chmod(file.name, 0o755)
         os.replace(file.name, wrapper)
     return home
+
+
+def _has_content(file: Path, text: str) -> bool:
+    try:
+        return read_owned(file) == text.encode()
+    except (OSError, ConfigError):
+        return False
 
 
 def _version(output: str) -> int | None:

@@ -1,7 +1,7 @@
 """The cache of tuning results: a model is measured once per machine and version.
 
-Here: a small JSON file in the user's cache folder. If it is missing or damaged, the model is measured again. Not here:
-measuring (`calibrate.py`).
+Here: a small JSON file in the user's cache folder. If it is missing, damaged or another user's, the model is measured
+again. Not here: measuring (`calibrate.py`).
 """
 
 from __future__ import annotations
@@ -9,8 +9,6 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import json
-import os
-import tempfile
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -21,6 +19,8 @@ from torch import nn
 
 from syncline import __version__
 from syncline.compute.tuning import PASSES, Tuning, TuningResult
+from syncline.config.owned_files import cache_folder, make_cache, read_owned, replace_file
+from syncline.errors import ConfigError
 from syncline.planning.machine import Machine
 from syncline.planning.plan import Plan
 
@@ -28,7 +28,7 @@ _MOST_ENTRIES = 200
 
 
 def cache_file() -> Path:
-    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "syncline" / "tuning.json"
+    return cache_folder("tuning.json")
 
 
 def key_of(model: nn.Module, plan: Plan, samples: int) -> str:
@@ -71,17 +71,14 @@ def forget(key: str) -> None:
 
 def _write(entries: dict[str, Any]) -> None:
     kept = dict(list(entries.items())[-_MOST_ENTRIES:])
-    with contextlib.suppress(OSError):  # a read-only home: measured again next time
-        path = cache_file()
-        path.parent.mkdir(parents=True, exist_ok=True)
-        with tempfile.NamedTemporaryFile("w", dir=path.parent, delete=False) as new:
-            json.dump(kept, new)
-        os.replace(new.name, path)
+    with contextlib.suppress(OSError, RuntimeError, ConfigError):  # a read-only home, none, or another user's
+        make_cache(cache_file().parent)
+        replace_file(cache_file(), json.dumps(kept).encode())
 
 
 def _read() -> dict[str, Any]:
     try:
-        entries = json.loads(cache_file().read_text())
-    except (OSError, ValueError):
+        entries = json.loads(read_owned(cache_file()))
+    except (OSError, RuntimeError, ValueError):  # a ConfigError is a ValueError
         return {}
     return entries if isinstance(entries, dict) else {}

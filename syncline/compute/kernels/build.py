@@ -4,7 +4,8 @@ Here: `library`, which is None if they are unavailable, `why_unavailable`, and `
 compiler, torch computes everything. Not here: what the kernels compute (`convolve.py`, `max_pool.py`, `add_up.py`).
 
 They are compiled for the processor that they run on, which takes seconds, and stored in the user's cache under a name
-that depends on the source, the compiler's options and the processor.
+that depends on the source, the compiler's options and the processor. A stored library is code, so it is loaded only if
+nobody but this user and root can have written it.
 """
 
 from __future__ import annotations
@@ -25,6 +26,9 @@ from pathlib import Path
 from typing import Literal
 
 import torch
+
+from syncline.config.owned_files import cache_folder, check_cache, make_cache, open_owned, replace_file
+from syncline.errors import ConfigError
 
 Group = Literal["layers", "sums"]
 _SOURCES: dict[Group, list[Path]] = {
@@ -71,10 +75,11 @@ def call(name: str, shape: ctypes.Structure, *tensors: torch.Tensor | None) -> N
 def _loaded(group: Group) -> tuple[ctypes.CDLL | None, str]:
     try:
         compiler = _find_compiler()
-        built = _cache_folder() / f"{_key(compiler, _SOURCES[group])}.so"
-        if built.exists():
-            with contextlib.suppress(OSError):  # a damaged file: compile again
-                return ctypes.CDLL(str(built)), ""
+        built = cache_folder("kernels") / f"{_key(compiler, _SOURCES[group])}.so"
+        with contextlib.suppress(OSError, ConfigError):  # missing, damaged, or not ours: compile again
+            check_cache(built.parent)
+            open_owned(built).close()
+            return ctypes.CDLL(str(built)), ""
         with tempfile.TemporaryDirectory(prefix="syncline-kernels-") as folder:
             fresh = Path(folder) / built.name
             _compile(compiler, _SOURCES[group], fresh)
@@ -124,15 +129,9 @@ def _run(command: list[str]) -> None:
 
 def _store(fresh: Path, kept: Path) -> None:
     """Store for later processes; concurrent compilations produce the same file."""
-    with contextlib.suppress(OSError):  # a read-only home: compiled again next time
-        kept.parent.mkdir(parents=True, exist_ok=True)
-        with tempfile.NamedTemporaryFile(dir=kept.parent, prefix=".new-", delete=False) as new:
-            new.write(fresh.read_bytes())
-        os.replace(new.name, kept)
-
-
-def _cache_folder() -> Path:
-    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "syncline" / "kernels"
+    with contextlib.suppress(OSError, ConfigError):  # a read-only home or a foreign one: compiled again next time
+        make_cache(kept.parent)
+        replace_file(kept, fresh.read_bytes())
 
 
 def _key(compiler: str, sources: Sequence[Path]) -> str:

@@ -8,6 +8,7 @@ import stat
 from pathlib import Path
 
 import pytest
+from other_user import NOBODY, needs_root
 
 from syncline.compute.kernels import build
 
@@ -72,6 +73,46 @@ def test_what_is_spoiled_in_the_cache_is_compiled_anew(tmp_path):
 def test_a_cache_that_cannot_be_written_to_is_done_without(monkeypatch, tmp_path):
     (tmp_path / "cache").write_text("a file, where a folder should be")
     assert build.library() is not None
+
+
+@has_compiler
+@needs_root
+@pytest.mark.parametrize("whose", ["library", "folder"])
+def test_what_another_user_put_into_the_cache_is_not_loaded(monkeypatch, tmp_path, whose):
+    build.library()
+    (kept,) = (tmp_path / "cache" / "syncline" / "kernels").iterdir()
+    os.chown(kept if whose == "library" else kept.parent, NOBODY, -1)
+    as_in_another_process()
+    loaded = []
+    real = build.ctypes.CDLL
+    monkeypatch.setattr(build.ctypes, "CDLL", lambda path: loaded.append(path) or real(path))
+    assert build.library() is not None
+    assert str(kept) not in loaded
+    assert kept.stat().st_uid == 0, "and ours replaces it, if the folder is ours"
+
+
+@has_compiler
+def test_what_others_can_write_in_the_cache_is_not_loaded(monkeypatch, tmp_path):
+    build.library()
+    (kept,) = (tmp_path / "cache" / "syncline" / "kernels").iterdir()
+    kept.chmod(0o777)
+    as_in_another_process()
+    loaded = []
+    real = build.ctypes.CDLL
+    monkeypatch.setattr(build.ctypes, "CDLL", lambda path: loaded.append(path) or real(path))
+    assert build.library() is not None
+    assert str(kept) not in loaded
+    assert kept.stat().st_mode & 0o077 == 0
+
+
+@has_compiler
+def test_a_relative_cache_is_ignored_because_anyone_may_have_made_it(monkeypatch, tmp_path):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("HOME", str(tmp_path / "home"))
+    monkeypatch.setenv("XDG_CACHE_HOME", "cache")
+    assert build.library() is not None
+    assert not (tmp_path / "cache").exists()
+    assert list((tmp_path / "home" / ".cache" / "syncline" / "kernels").iterdir())
 
 
 def test_without_a_compiler_there_are_none_and_it_is_said_why(monkeypatch):
