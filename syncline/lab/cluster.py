@@ -20,6 +20,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+from syncline.config.owned_files import check_directory, is_our_directory, read_owned, replace_file
 from syncline.engines.choose import register_engine
 from syncline.engines.engine import Engine
 from syncline.engines.local import LocalEngine
@@ -40,13 +41,16 @@ class ClusterServer:
         self._cut: dict[int, float] = {}  # host -> when to restore it
         self._description = description
         self._is_down = False
+        for folder in (self._folder.parent, self._folder):
+            with contextlib.suppress(FileExistsError):
+                folder.mkdir(mode=0o700)
+            check_directory(folder)  # before anything is created in it
         if _is_running(name):
             raise ConfigError(
                 f"A cluster named {name!r} is already running. Take it down first: syncline cluster down.",
                 code="cluster-exists",
                 cluster=name,
             )
-        self._folder.mkdir(parents=True, exist_ok=True, mode=0o700)
         self._path = self._folder / "socket"
         self._path.unlink(missing_ok=True)  # left by one that was killed
         self._listener = socket.socket(socket.AF_UNIX)
@@ -60,7 +64,7 @@ class ClusterServer:
             "driver": namespaces.network.driver,
             "hosts": [{"name": h.name, "address": h.address, "namespace": h.namespace} for h in hosts],
         }
-        (self._folder / "cluster.json").write_text(json.dumps(known))
+        replace_file(self._folder / "cluster.json", json.dumps(known).encode())
 
     def serve(self, should_end: Callable[[], bool]) -> None:
         with selectors.DefaultSelector() as selector:
@@ -122,6 +126,7 @@ class ClusterServer:
 def send_command(name: str, command: dict[str, Any]) -> str:
     """The reply of the cluster of this name to a command. `SynclineError` if it does not run, or the command fails."""
     try:
+        _check_folder(_folder(name))
         with socket.socket(socket.AF_UNIX) as connection:
             connection.settimeout(_REPLY_TIMEOUT_S)
             with short_path(command_socket(name)) as path:
@@ -140,11 +145,14 @@ def open_network(name: str) -> Iterator[Network]:
     """The network of a running cluster, for an engine in this process."""
     folder = _folder(name)
     try:
-        known = json.loads((folder / "cluster.json").read_text())
+        _check_folder(folder)
+        known = json.loads(read_owned(folder / "cluster.json"))
         descriptors = [
             os.open(f"/proc/{known['pid']}/fd/{host['namespace']}", os.O_RDONLY | os.O_CLOEXEC)
             for host in known["hosts"]
         ]
+    except ConfigError:
+        raise  # not ours
     except (OSError, ValueError, KeyError):
         raise _not_running(name) from None
     try:
@@ -170,8 +178,22 @@ def command_socket(name: str) -> Path:
 def _folder(name: str) -> Path:
     if not re.fullmatch(r"[A-Za-z0-9_-]{1,40}", name):
         raise ConfigError(f"{name!r} is no valid cluster name: use up to 40 letters, digits, - and _.", cluster=name)
-    home = os.environ.get("XDG_RUNTIME_DIR") or tempfile.gettempdir()
-    return Path(home, f"syncline-clusters-{os.getuid()}", name)
+    return _home() / f"syncline-clusters-{os.getuid()}" / name
+
+
+def _home() -> Path:
+    """`$XDG_RUNTIME_DIR`, which belongs to this user alone, or else the temporary files.
+
+    Under `sudo -E` the variable names a directory of another user, who could replace what is in it.
+    """
+    runtime = Path(os.environ.get("XDG_RUNTIME_DIR", ""))
+    return runtime if runtime.is_absolute() and is_our_directory(runtime) else Path(tempfile.gettempdir())
+
+
+def _check_folder(folder: Path) -> None:
+    """Raise `ConfigError` if another user made the folder of a cluster, which anyone can name, or one above it."""
+    for part in (folder.parent, folder):
+        check_directory(part)
 
 
 def _is_running(name: str) -> bool:
