@@ -5,7 +5,8 @@ Here: what the command takes. Not here: the page and its server (`observe/live/`
 
 from __future__ import annotations
 
-from contextlib import closing
+import webbrowser
+from contextlib import ExitStack, closing
 from pathlib import Path
 from typing import Annotated
 
@@ -32,6 +33,7 @@ def watch(
     """
     from syncline.coordinator.requests import Request, is_live, send_request
     from syncline.observe.live.follow import Follower
+    from syncline.observe.live.open_page import OpenedPage
     from syncline.observe.live.server import WatchServer
     from syncline.observe.report.load import find_run
 
@@ -40,9 +42,16 @@ def watch(
     with closing(WatchServer(follower, lambda: send_request(found.path, Request(stop=True)), port)) as server:
         typer.echo(f"watching {run_dir}: {server.address}")
         typer.echo("Ctrl-C stops the page, not the run.")
-        if not no_open:
-            typer.launch(server.address)
-        try:
-            server.serve()
-        except KeyboardInterrupt:
-            typer.echo("")
+        with ExitStack() as stack:
+            if not no_open:
+                opened = stack.enter_context(closing(OpenedPage(server.address, found.path, _launch)))
+                server.on_page = opened.close
+            try:
+                server.serve()
+            except KeyboardInterrupt:
+                typer.echo("")
+
+
+def _launch(file: str) -> None:
+    if typer.launch(file) != 0:  # there is no xdg-open
+        webbrowser.open(file)

@@ -2,7 +2,7 @@
 
 The page needs the token in its address; its own requests send it in a header that no other site can set. Requests with
 another Host header are refused, which prevents DNS rebinding. Not here: the page (`live_page.py`), the state of the run
-(`follow.py`), how a run is stopped (a callback).
+(`follow.py`), how a run is stopped (a callback), how the browser gets the address (`open_page.py`).
 """
 
 from __future__ import annotations
@@ -10,6 +10,7 @@ from __future__ import annotations
 import hmac
 import json
 import secrets
+import sys
 import threading
 from collections.abc import Callable
 from http import HTTPStatus
@@ -32,13 +33,14 @@ class WatchServer:
         self._follower, self._stop = follower, stop
         self._lock = threading.Lock()
         self._update: tuple[str, bytes] = ("", b"")
+        self.on_page: Callable[[], None] = lambda: None
+        """Called whenever the page itself is requested."""
         try:
-            self._server = ThreadingHTTPServer((_LOOPBACK, port), type("Handler", (_Handler,), {"watch": self}))
+            self._server = _Server((_LOOPBACK, port), type("Handler", (_Handler,), {"watch": self}))
         except OSError as error:
             raise ConfigError(
                 f"Cannot use port {port} ({error.strerror}). Leave --port out to get a free one."
             ) from error
-        self._server.daemon_threads = True
         self.port: int = self._server.server_address[1]
         self.hosts = {f"{_LOOPBACK}:{self.port}", f"localhost:{self.port}"}
 
@@ -61,6 +63,7 @@ class WatchServer:
         return token is not None and hmac.compare_digest(token.encode(), self.token.encode())
 
     def page(self) -> bytes:
+        self.on_page()
         with self._lock:
             self._follower.refresh()
             return live_page(self._follower.record).encode()
@@ -82,13 +85,26 @@ class WatchServer:
         return True
 
 
+class _Server(ThreadingHTTPServer):
+    daemon_threads = True
+
+    def handle_error(self, request: Any, client_address: Any) -> None:
+        """A browser drops connections whenever it likes: that is no error."""
+        if not isinstance(sys.exception(), ConnectionError | TimeoutError):
+            super().handle_error(request, client_address)
+
+
 class _Handler(BaseHTTPRequestHandler):
     watch: WatchServer
     server_version, sys_version = "syncline", ""
     timeout = 10
 
     def do_GET(self) -> None:
-        where = urlsplit(self.path)
+        try:
+            where = urlsplit(self.path)
+        except ValueError:
+            self._refuse(HTTPStatus.BAD_REQUEST, "Not an address: the page is at /.")
+            return
         if where.path == "/favicon.ico":
             self._answer(HTTPStatus.NO_CONTENT)
         elif where.path == "/" and self._is_allowed(parse_qs(where.query).get("token", [""])[0]):
@@ -103,7 +119,7 @@ class _Handler(BaseHTTPRequestHandler):
             self._refuse(HTTPStatus.NOT_FOUND, "Not found: the page is at /.")
 
     def do_POST(self) -> None:
-        if urlsplit(self.path).path != "/stop":
+        if self.path.partition("?")[0] != "/stop":
             self._refuse(HTTPStatus.NOT_FOUND, "Not found: the only command is /stop.")
         elif self._is_allowed(self.headers.get(TOKEN_HEADER)):
             self._answer(HTTPStatus.ACCEPTED if self.watch.stop_run() else HTTPStatus.CONFLICT)

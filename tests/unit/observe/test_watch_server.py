@@ -112,3 +112,22 @@ def test_a_run_that_begins_anew_is_followed_from_its_beginning(tmp_path):
     (run / "events.jsonl").write_bytes(to_line(started()) + b"\n")
     follower.refresh()
     assert follower.record.state.step == 0
+
+
+def test_a_browser_that_drops_its_connection_is_not_worth_a_word(tmp_path, monkeypatch, capfd):
+    def dropped(self):
+        raise BrokenPipeError(32, "Broken pipe")
+
+    monkeypatch.setattr(WatchServer, "page", dropped)
+    with serving(write_run(tmp_path / "run", whole_run())) as server:
+        with pytest.raises((http.client.HTTPException, OSError)):
+            ask(server, "GET", f"/?token={server.token}")
+        assert ask(server, "GET", "/update", X_Syncline_Token=server.token)[0] == 200
+    assert capfd.readouterr().err == ""
+
+
+def test_what_is_no_address_is_refused(tmp_path, capfd):
+    with serving(write_run(tmp_path / "run", whole_run())) as server:
+        assert ask(server, "GET", "//[")[0] == 400
+        assert ask(server, "POST", "//[")[0] == 404
+    assert capfd.readouterr().err == ""
