@@ -33,7 +33,7 @@ _PANELS = {
         "on_worker_failure", "max_failures", "on_nan", "exchange_timeout_s", "checkpoint_every_s",
         "checkpoint_every_steps", "keep_checkpoints",
     ),
-    "Run directory": ("out", "name", "resume", "wait", "data_changed"),
+    "Run directory": ("out", "name", "shared", "resume", "wait", "data_changed"),
 }  # fmt: skip
 _PANEL_OF = {name: panel for panel, names in _PANELS.items() for name in names}
 _SHORT = {"workers": "-w", "epochs": "-e", "batch": "-b"}

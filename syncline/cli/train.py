@@ -70,7 +70,7 @@ def run(
         run_script(Script(str(script), tuple(context.args)), RunConfig(**settings), view)
 
 
-@with_run_options(leave_out=("resume", "name", "out", "seed", "batch"))
+@with_run_options(leave_out=("resume", "name", "out", "shared", "seed", "batch"))
 def resume(run_dir: RunPath, quiet: Quiet = False, json: Json = False, *, settings: dict[str, Any]) -> None:
     """Resume an interrupted run from the exact sample.
 

@@ -97,6 +97,7 @@ class RunConfig:
     max_failures: int = _f(10, "Save and stop the run after more than this many worker failures within five minutes.")
     out: str = _f("runs", "Directory in which run directories are created.")
     name: str | None = _f(None, "Name of the run directory. Default: model, data and time.")
+    shared: bool = _f(False, "Let other users read the run directory.")
     resume: str | None = _f(
         None, "Resume an interrupted run: a run directory, or 'auto' for the latest unfinished run of the same task."
     )
@@ -138,9 +139,13 @@ class RunConfig:
                 raise ConfigError.for_setting(name, value, "a number")
             if value is not None and not value > 0:
                 raise ConfigError.for_setting(name, value, "greater than 0", above=0)
-        for name in ("checkpoint_activations", "wait"):
+        for name in ("checkpoint_activations", "shared", "wait"):
             if not isinstance(getattr(self, name), bool):
                 raise ConfigError.for_setting(name, getattr(self, name), "true or false")
+        if self.name is not None and not _is_file_name(self.name):
+            raise ConfigError.for_setting(
+                "name", self.name, "the name of a directory in --out: printable, without '/' and not starting with '.'"
+            )
         if self.memory_limit is not None:
             bytes_of("memory_limit", self.memory_limit)
         if self.workers > 1024:
@@ -149,6 +154,11 @@ class RunConfig:
     def replace(self, **changes: Any) -> RunConfig:
         """The same with some settings changed."""
         return dataclasses.replace(self, **changes)
+
+
+def _is_file_name(name: object) -> bool:
+    """Whether `name` stays in its directory and is visible there. Bytes that are not UTF-8 are not printable."""
+    return isinstance(name, str) and name != "" and name.isprintable() and "/" not in name and not name.startswith(".")
 
 
 def describe(config_type: type) -> dict[str, str]:

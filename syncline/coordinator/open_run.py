@@ -58,7 +58,7 @@ def open_run(config: RunConfig, plan: Plan, session: str, report: Callable[[str]
     opened = _open_earlier(config, plan, session, report)
     if opened is None:
         name = config.name or f"{_file_name(plan.model)}-{_file_name(plan.data)}-{time.strftime('%Y%m%d-%H%M%S')}"
-        run_dir = RunDir.new(Path(config.out), name, exact=config.name is not None)
+        run_dir = RunDir.new(Path(config.out), name, exact=config.name is not None, shared=config.shared)
         plan = dataclasses.replace(plan, run_id=secrets.token_hex(8))
         opened = OpenRun(plan, config, run_dir, DriverLock(run_dir.path, session))
     opened.write()

@@ -21,6 +21,7 @@ from pathlib import Path
 import msgspec
 
 from syncline.comms.control import LaunchSpec, RunFiles
+from syncline.config.owned_files import file_mode, make_directory
 from syncline.engines.engine import Exit
 from syncline.engines.network import LOOPBACK, Network
 from syncline.errors import SynclineError
@@ -83,10 +84,12 @@ class LocalEngine:
 
     def launch(self, spec: LaunchSpec, log: Path) -> None:
         self._has_launched = True
-        log.parent.mkdir(parents=True, exist_ok=True)
+        log.parent.parent.mkdir(parents=True, exist_ok=True)
+        make_directory(log.parent)
         host = self.network.host_of(spec.worker_id)
         sent = msgspec.to_builtins(msgspec.structs.replace(spec, host=host.address))
-        self._send({"do": "launch", "spec": sent, "log": str(log.resolve()), "namespace": host.namespace})
+        how = {"log": str(log.resolve()), "log_mode": file_mode(log.parent), "namespace": host.namespace}
+        self._send({"do": "launch", "spec": sent, **how})
 
     def scratch(self) -> Path:
         """A new folder that is deleted when this engine ends, even if this process is killed."""

@@ -140,7 +140,7 @@ class Zygote:
                 _enter(order["namespace"])
             for descriptor in self._namespaces:  # must not outlive the run in a process that the worker starts
                 os.close(descriptor)
-            log = os.open(order["log"], os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
+            log = os.open(order["log"], os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_NOFOLLOW, order["log_mode"])
             os.dup2(log, 1)
             os.dup2(log, 2)
             sys.stdout.reconfigure(line_buffering=True)  # type: ignore[union-attr]  # a real stream in this process

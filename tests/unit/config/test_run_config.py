@@ -124,3 +124,15 @@ def test_a_memory_limit_that_is_not_an_amount_is_refused(amount):
 
 def test_a_flag_is_true_or_false():
     assert refused(checkpoint_activations="yes") == {"setting": "checkpoint_activations", "value": "yes"}
+
+
+@pytest.mark.parametrize("name", ["../../evil", "a/b", "/etc", "..", ".", ".hidden", "", "a\0b", "a\nb", "\udcff", 3])
+def test_a_name_that_leaves_its_folder_or_cannot_be_seen_there_is_refused(name):
+    with pytest.raises(ConfigError) as caught:
+        RunConfig(name=name)
+    assert (caught.value.code, caught.value.facts["setting"]) == ("invalid-setting", "name")
+
+
+@pytest.mark.parametrize("name", ["run", "lenet-mnist.2", "my run", "Überlauf", "a..b"])
+def test_an_ordinary_name_is_accepted(name):
+    assert RunConfig(name=name).name == name
