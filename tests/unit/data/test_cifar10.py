@@ -7,6 +7,7 @@ import hashlib
 import io
 import json
 import tarfile
+import tracemalloc
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -151,3 +152,15 @@ def test_a_packed_batch_is_read_and_a_corrupt_one_is_named(tmp_path: Path):
     write(folder, {"test_batch.bin.gz": gzip.compress(BATCHES["test_batch.bin"])[:-9]})
     with pytest.raises(DataError, match=r"test_batch\.bin\.gz is corrupt: it cannot be decompressed"):
         Cifar10().info(folder)
+
+
+def test_a_small_file_that_unpacks_to_a_huge_one_is_refused_before_it_fills_the_memory(tmp_path):
+    others = {name: data for name, data in BATCHES.items() if name != "test_batch.bin"}
+    folder = write(tmp_path, {**others, "test_batch.bin.gz": gzip.compress(bytes(100 * 3073 * 1000), 1)})
+    tracemalloc.start()
+    try:
+        with pytest.raises(DataError, match=r"test_batch\.bin\.gz is corrupt"):
+            Cifar10().info(folder)
+        assert tracemalloc.get_traced_memory()[1] < 100_000_000
+    finally:
+        tracemalloc.stop()
