@@ -40,7 +40,7 @@ class OpenRun:
 
     def write(self) -> None:
         """Write what describes the run."""
-        self.run_dir.path.mkdir(parents=True, exist_ok=True)
+        self.run_dir.path.mkdir(mode=0o755 if self.config.shared else 0o700, parents=True, exist_ok=True)
         settings = {
             **dataclasses.asdict(self.config),
             "resume": None,

@@ -24,6 +24,7 @@ from pathlib import Path
 
 import msgspec
 
+from syncline.config.owned_files import file_mode
 from syncline.errors import ConfigError
 
 _RETRY_S = 0.1
@@ -91,7 +92,7 @@ class _LockFile:
 
 def _open(path: Path) -> int:
     try:
-        return os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
+        return os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, file_mode(path.parent))
     except OSError as error:
         raise ConfigError(
             f"Cannot lock the run: {path} cannot be opened ({error.strerror}). Only the owner of a run can drive it.",
