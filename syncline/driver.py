@@ -8,7 +8,6 @@ already imports it for the workers.
 from __future__ import annotations
 
 import dataclasses
-import json
 import os
 import secrets
 import time
@@ -18,9 +17,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from syncline import task_file
-from syncline.config.owned_files import read_owned, temporary_name
-from syncline.config.run import RunConfig
+from syncline import boundary, task_file
+from syncline.config.owned_files import temporary_name
+from syncline.config.run import RunConfig, read_settings
 from syncline.coordinator.coordinator import Coordinator
 from syncline.coordinator.open_run import open_run
 from syncline.coordinator.root_cause import explain_failure
@@ -29,11 +28,11 @@ from syncline.data.named import Progress
 from syncline.engines.choose import engine_for
 from syncline.engines.engine import Engine
 from syncline.engines.network import Network
-from syncline.errors import ConfigError, Interrupted, SynclineError, check_options
+from syncline.errors import SCRIPT_EXIT, ConfigError, Interrupted, SynclineError, check_options
 from syncline.observe.observer import Observer, WithoutEnd, choose_view
 from syncline.planning.machine import Machine
 from syncline.planning.plan import Plan
-from syncline.planning.planner import TaskFacts, make_plan
+from syncline.planning.planner import TaskFacts, make_plan, saved_plan
 from syncline.result import Result
 from syncline.strategies import explain as strategy_text
 from syncline.strategies.own import only_our_files
@@ -57,6 +56,7 @@ __all__ = ["explain_task", "resume", "run_script", "run_task", "train"]
 _LARGEST_KEPT_PAYLOAD_BYTES = 256 * 1024 * 1024
 
 
+@boundary.guarding()
 def train(
     *,
     model: Any,
@@ -107,6 +107,7 @@ def run_task(
 
     Otherwise a local engine runs the workers on the hosts of `network`, by default on this machine.
     """
+    boundary.check_surroundings()
     read_strategy(config.strategy)  # an invalid strategy fails before anything starts
     engine = engine or engine_for(config.engine, network)  # first, because it takes a second to start
     with closing(view), closing(engine):
@@ -127,6 +128,7 @@ def explain_task(task: Task, config: RunConfig, *, data_dir: Path | None = None)
 
 def run_script(script: Script, config: RunConfig, view: Observer) -> Result:
     """Run a user's own training loop on several workers."""
+    boundary.check_surroundings()
     read_strategy(config.strategy)  # an invalid strategy fails before anything starts
     if not Path(script.path).is_file():
         raise ConfigError(f"There is no file {script.path}.", code="no-file", path=script.path)
@@ -137,8 +139,10 @@ def run_script(script: Script, config: RunConfig, view: Observer) -> Result:
         return _run(_RunRequest(facts, config, script, engine, view))
 
 
+@boundary.guarding()
 def resume(run_dir: str | Path, view: Observer | None = None, *, quiet: bool = False, **changes: Any) -> Result:
     """Resume an interrupted run from the exact sample; `changes` are settings to change, such as workers or epochs."""
+    boundary.check_surroundings()
     found = RunDir.owned(Path(run_dir))
     if not found.task_file.exists():
         raise ConfigError(
@@ -147,16 +151,17 @@ def resume(run_dir: str | Path, view: Observer | None = None, *, quiet: bool = F
             code="no-task",
             run_dir=str(run_dir),
         )
-    saved = {**json.loads(read_owned(found.config)), "resume": str(found.path), "name": None}
+    check_options("syncline.resume", changes, [f.name for f in dataclasses.fields(RunConfig)], kind="setting")
+    saved = {**read_settings(found.config), "resume": str(found.path), "name": None}
     config = RunConfig(**{**saved, **changes})
+    old = saved_plan(found.read_plan(), found.plan)
     view = view or WithoutEnd(choose_view(quiet=quiet, json=False))
     engine = engine_for(config.engine)
     with closing(view), closing(engine), nullcontext() if "strategy" in changes else only_our_files():
-        what = task_file.read(found.task_file)
-        old = found.read_plan()
+        what = task_file.read_saved(found.task_file)
         # The data of a task may have changed since: count it again. A script's workers do so themselves.
         facts = what.facts() if isinstance(what, Task) else _script_facts(what)
-        facts = dataclasses.replace(facts, recommended_epochs=old["epochs"], recommended_batch=old["batch"])
+        facts = dataclasses.replace(facts, recommended_epochs=old.epochs, recommended_batch=old.batch)
         return _run(_RunRequest(facts, config, what, engine, view))
 
 
@@ -218,6 +223,7 @@ def _run(request: _RunRequest) -> Result:
     opened = open_run(config, plan, session, report)
     plan, run_dir, checkpoint = opened.plan, opened.run_dir, opened.checkpoint
     with (
+        boundary.in_run(run_dir.path),
         closing(opened.lock),
         closing(EventLog(run_dir)) as log,
         _written_task(run_dir, request.what) as task_path,
@@ -268,6 +274,9 @@ def _conclude(
             coordinator.supervision, plan, run_dir, coordinator.last_step, emit.last_checkpoint, coordinator.diagnosis
         )
         cause = coordinator.supervision.failures.root_cause()
+        if error.code == SCRIPT_EXIT:  # the script has printed why
+            emit(RunEnded(reason=SCRIPT_EXIT, message=str(error)))
+            raise error
         emit(FatalFailure(worker_id=cause.worker_id if cause else 0, message=str(error)))
         emit(RunEnded(reason="failed", message=str(error)))
         raise error
@@ -279,7 +288,7 @@ def _conclude(
         message = f"Stopped without saving. {hint if checkpoint else 'There is no checkpoint to resume from.'}"
         emit(RunEnded(reason="killed", message=message))
         raise Interrupted(
-            message, code="killed", run_dir=str(run_dir.path), checkpoint=checkpoint,
+            message, code="killed", run_dir=str(run_dir.path), checkpoint=checkpoint, signal=coordinator.stopped_by,
             resume_command=resume_command if checkpoint else None,
         )  # fmt: skip
     final = finished.summary
@@ -297,7 +306,10 @@ def _conclude(
     if outcome == "stopped":
         message = f"Stopped after step {summary.steps}; everything is saved. To resume: {resume_command}"
         emit(RunEnded(reason="stopped", message=message))
-        raise Interrupted(message, step=summary.steps, run_dir=summary.run_dir, resume_command=resume_command)
+        raise Interrupted(
+            message, step=summary.steps, run_dir=summary.run_dir, resume_command=resume_command,
+            signal=coordinator.stopped_by,
+        )  # fmt: skip
     try:
         run_dir.write(run_dir.summary, to_line(summary))
     except OSError as error:

@@ -42,6 +42,13 @@ __all__ = [
 ]
 
 
+SCRIPT_EXIT = "script-exit"
+"""The code of the error, and the reason in `RunEnded`, if a script refused its arguments and printed why."""
+
+ANOTHER_MODEL = "checkpoint-of-another-model"
+"""The code of the error if a checkpoint does not fit the task."""
+
+
 class _Coded(BaseException):
     """An exception with a stable code and its values by name."""
 

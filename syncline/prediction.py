@@ -100,7 +100,7 @@ def _run(path: Path) -> tuple[nn.Module, DataInfo]:
             f"The task of {path} was too large to store with the run, so its model cannot be rebuilt. Load 'model' "
             "from the checkpoint into your own model."
         )
-    task = task_file.read(run_dir.task_file)
+    task = task_file.read_saved(run_dir.task_file)
     if not isinstance(task, Task) or not isinstance(task.data, LocatedData) or task.data.info.classes is None:
         raise ConfigError(
             f"{path} did not train a classifier on a named dataset, so Syncline does not know how to prepare an "

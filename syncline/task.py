@@ -19,6 +19,7 @@ from syncline.config.spec import Spec
 from syncline.data import transforms
 from syncline.data.files.options import FileOptions
 from syncline.data.files.store import is_location
+from syncline.data.length import length_of
 from syncline.data.named import DataInfo, Progress, named, names
 from syncline.errors import ConfigError, UnknownName
 from syncline.models.declared.declaration import Declared, TomlLocation, is_declaration, of_table
@@ -258,13 +259,13 @@ def _is_classification(loss: object) -> bool:
 
 def _length(data: Any) -> int:
     if isinstance(data, (tuple, list)) and data and hasattr(data[0], "__len__") and not isinstance(data[0], str):
-        return len(data[0])
+        return length_of(data[0])
     if not hasattr(data, "__len__"):
         raise ConfigError(
             f"The data is a {type(data).__name__}, which has no length. Pass a map-style Dataset (with __getitem__ and "
             "__len__), a tensor, an array, or a tuple (inputs, targets) of these."
         )
-    return len(data)
+    return length_of(data)
 
 
 def _label(thing: Any) -> str:

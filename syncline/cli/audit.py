@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 import typer
 
 from syncline.cli.run_options import RunPath
-from syncline.errors import ConfigError
+from syncline.errors import ConfigError, DataError
+
+if TYPE_CHECKING:
+    from syncline.telemetry.run_dir import RunDir
 
 
 def audit(run_dir: RunPath) -> None:
@@ -20,9 +25,39 @@ def audit(run_dir: RunPath) -> None:
     from syncline.data.audit import audit_file
     from syncline.telemetry.run_dir import RunDir
 
-    found = audit_file(RunDir.existing(run_dir).ledger)
+    found_run = RunDir.existing(run_dir)
+    found = audit_file(found_run.ledger)
+    steps = _last_step(found_run)
     if not found.epochs:
-        raise ConfigError(f"{run_dir} has no ledger: it has not completed a step, or it ran a script's own loop.")
+        if steps:
+            raise _incomplete(found_run, steps)
+        raise ConfigError(
+            f"{run_dir} has no ledger: it has not completed a step, or it ran a script's own loop.",
+            code="no-ledger", run_dir=str(run_dir),
+        )  # fmt: skip
     typer.echo("\n".join(found.report_lines()))
+    if not found.is_complete and found_run.summary.exists():
+        raise _incomplete(found_run, steps)
     if not found.is_clean:
         raise typer.Exit(1)
+
+
+def _last_step(run_dir: RunDir) -> int:
+    """How far the run came, by its events and checkpoints; 0 if nothing says so."""
+    from syncline.telemetry.events import Progress, Summary
+
+    steps = [event.step for event in run_dir.read_events() if isinstance(event, Progress)]
+    steps += [event.steps for event in run_dir.read_events() if isinstance(event, Summary)]
+    names = [path.stem.removeprefix("step-") for path in run_dir.checkpoints.glob("step-*.json")]
+    return max([*steps, *(int(name) for name in names if name.isascii() and name.isdigit())], default=0)
+
+
+def _incomplete(run_dir: RunDir, steps: int) -> DataError:
+    """The error for a ledger that lacks what the rest of the run directory shows."""
+    return DataError(
+        f"{run_dir.ledger} is incomplete: the run has done {steps} steps or more, and its ledger ends before. It was "
+        "truncated, deleted, or the disk was full. Which samples were used after its last line is not known.",
+        code="incomplete-ledger",
+        path=str(run_dir.ledger),
+        steps=steps,
+    )

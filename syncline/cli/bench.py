@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from syncline.cli.output import exit_130_if_interrupted
+from syncline.cli.output import exit_if_interrupted
 from syncline.errors import ConfigError
 
 SUITES_HELP = (
@@ -63,7 +63,7 @@ def bench(
     """
     from syncline.lab.bench.command import bench as run_bench
 
-    with exit_130_if_interrupted():
+    with exit_if_interrupted():
         if install:
             _install_peers(suites or [], install, peers_dir)
         else:

@@ -9,7 +9,7 @@ from typing import Annotated, Any
 
 import typer
 
-from syncline.cli.output import DownloadProgress, exit_130_if_interrupted
+from syncline.cli.output import DownloadProgress, exit_if_interrupted
 from syncline.cli.run_options import bundle_options, with_run_options
 from syncline.cli.task_options import TaskArgument, with_task_options
 from syncline.errors import ConfigError
@@ -91,7 +91,7 @@ def _chaos(
     out = given.pop("out", None)
     found = find_task(task, parts, settings)
     wanted = _settings(given, default_strategy=found.config.strategy)
-    with exit_130_if_interrupted():
+    with exit_if_interrupted():
         soak(
             found.task,
             found.config,

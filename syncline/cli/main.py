@@ -11,13 +11,13 @@ from typing import Annotated
 
 import typer
 
-from syncline import __version__
+from syncline import __version__, boundary
 from syncline.cli import bench, chaos, cluster, data, train
 from syncline.cli.audit import audit
 from syncline.cli.doctor import doctor
 from syncline.cli.list import list_names
 from syncline.cli.models import models
-from syncline.cli.output import print_error
+from syncline.cli.output import exit_code_of, flush_output, open_standard_streams, print_error
 from syncline.cli.predict import predict
 from syncline.cli.report import report
 from syncline.cli.show import show
@@ -38,6 +38,9 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
+
+EXIT_BUG = 70
+"""EX_SOFTWARE of sysexits.h: an internal error."""
 
 _SCRIPT_ARGUMENTS = {"allow_extra_args": True, "ignore_unknown_options": True}
 
@@ -84,12 +87,42 @@ def _root(
 
 def main() -> None:
     """The entry point of the `syncline` command: errors become messages and exit codes."""
+    open_standard_streams()
+    code = _run()
+    if not flush_output():
+        print_error("The output is incomplete: it could not be written.")
+        code = code or 1
+    sys.exit(code)
+
+
+def _run() -> int | str | None:
+    """The boundary: every exception ends here. The exit code."""
     try:
         _connect_lab()
         app()
-    except SynclineError as error:
-        print_error(str(error))
-        sys.exit(1)
+    except SystemExit as leaving:  # a command's end, and usage errors
+        return leaving.code
+    except (SynclineError, KeyboardInterrupt) as error:
+        print_error(str(error) or "Stopped.", label="Error: " if isinstance(error, SynclineError) else "")
+        return exit_code_of(error)
+    except Exception as error:
+        if boundary.is_users(error):
+            return _report_users(error)
+        if (expected := boundary.as_expected(error)) is not None:
+            print_error(str(expected))
+            return 1
+        print_error(boundary.bug_message(error))
+        return EXIT_BUG
+    return 0
+
+
+def _report_users(error: Exception) -> int:
+    """An exception of the user's code that this process ran, such as a Dataset's `__len__`: with their frames only."""
+    from syncline.workers.failure import describe_failure
+
+    failure = describe_failure(error, worker_id=0, step=0, samples=[])
+    print_error(f"Your code raised {failure.kind}: {failure.message}\n\n{failure.traceback.rstrip()}")
+    return 1
 
 
 def _connect_lab() -> None:

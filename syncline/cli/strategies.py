@@ -11,7 +11,7 @@ from typing import Annotated, Any
 
 import typer
 
-from syncline.cli.output import DownloadProgress, exit_130_if_interrupted
+from syncline.cli.output import DownloadProgress, exit_if_interrupted
 from syncline.cli.run_options import bundle_options
 from syncline.errors import ConfigError
 
@@ -97,7 +97,7 @@ def _compare(comparison: dict[str, Any], *, as_json: bool) -> None:
     from syncline.lab.bench import compare_strategies
 
     only, out = comparison.pop("only", ()), comparison.pop("out", None)
-    with exit_130_if_interrupted():
+    with exit_if_interrupted():
         compare_strategies.compare(
             compare_strategies.ComparisonSettings(**comparison), only=only, out=out, as_json=as_json,
             download_progress=None if as_json else DownloadProgress(sys.stderr),

@@ -9,6 +9,7 @@ from typing import Annotated, Any
 
 import typer
 
+from syncline.boundary import check_surroundings
 from syncline.cli.output import DownloadProgress, observing
 from syncline.cli.run_options import Json, Quiet, RunPath, with_run_options
 from syncline.cli.task_options import TaskArgument, with_task_options
@@ -38,6 +39,7 @@ def train(
     from syncline.driver import run_task
     from syncline.engines.local import LocalEngine
 
+    check_surroundings()
     # Loading a Python task imports torch here. Start the engine first, so that the workers import it at the same time.
     engine = LocalEngine() if ".py" in task and settings.get("engine", "local") == "local" else None
     with closing(engine) if engine else nullcontext():

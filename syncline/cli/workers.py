@@ -13,6 +13,7 @@ import typer
 from syncline.cli.run_options import RunPath
 from syncline.coordinator.requests import Request, is_live, send_request
 from syncline.errors import ConfigError, SynclineError
+from syncline.planning.planner import saved_plan
 from syncline.telemetry.events import Recovered
 from syncline.telemetry.run_dir import RunDir
 
@@ -51,7 +52,7 @@ def change_workers(run_dir: Path, *, add: int = 0, remove: int = 0) -> Iterator[
             f"{run_dir} has {len(before)} workers, so at most {len(before) - 1} can be removed. To stop the run, press "
             "Ctrl-C where it runs; it saves a checkpoint."
         )
-    batch = int(found.read_plan()["batch"])
+    batch = saved_plan(found.read_plan(), found.plan).batch
     if batch and len(before) + add > batch:
         raise ConfigError(f"{len(before) + add} workers cannot share a batch of {batch}: some would have no samples.")
     send_request(run_dir, Request(add=add, remove=remove))
@@ -70,7 +71,7 @@ def change_workers(run_dir: Path, *, add: int = 0, remove: int = 0) -> Iterator[
 
 
 def _members(run_dir: RunDir) -> list[int]:
-    members = list(range(len(run_dir.read_plan()["workers"])))
+    members = list(range(saved_plan(run_dir.read_plan(), run_dir.plan).size))
     for event in run_dir.read_events():
         if isinstance(event, Recovered):
             members = event.members

@@ -7,13 +7,34 @@ Each field has the sentence that `--help` and the documentation show. Not here: 
 from __future__ import annotations
 
 import dataclasses
+import json
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any, Literal, get_args, get_origin, get_type_hints
 
 from syncline.config.amounts import bytes_of
-from syncline.errors import ConfigError
+from syncline.errors import ConfigError, ConfigFileError, check_options
 
 __all__ = ["RunConfig", "describe"]
+
+_MOST = 2**31 - 1
+_LIMITS = {
+    "workers": (1, 1024),
+    "epochs": (1, _MOST),
+    "batch": (1, _MOST),
+    "seed": (0, 2**63 - 1),  # torch and the sample order take 64 bits, and rivals add their number to it
+    "max_steps": (1, _MOST),
+    "threads": (1, 1024),
+    "accumulate": (1, _MOST),
+    "loaders": (0, 1024),
+    "evaluate_every": (0, _MOST),
+    "checkpoint_every_steps": (1, _MOST),
+    "keep_checkpoints": (1, _MOST),
+    "max_failures": (0, _MOST),
+}
+"""The least and the largest value of each integer."""
+_LONGEST_S = 1e9
+"""Thirty years. What waits that long in C would overflow with much more."""
 
 
 def _f(default: Any, help: str) -> Any:
@@ -119,37 +140,25 @@ class RunConfig:
                 allowed=["auto", "cpu", "cuda"],
             )  # fmt: skip
         for name, hint in get_type_hints(type(self)).items():
-            if get_origin(hint) is Literal and getattr(self, name) not in get_args(hint):
-                allowed = list(get_args(hint))
-                shown = ", ".join(map(repr, allowed))
-                raise ConfigError.for_setting(name, getattr(self, name), f"one of {shown}", allowed=allowed)
-        for name, least in (
-            ("workers", 1), ("accumulate", 1), ("keep_checkpoints", 1), ("seed", 0), ("evaluate_every", 0),
-            ("epochs", 1), ("batch", 1), ("threads", 1), ("max_steps", 1), ("checkpoint_every_steps", 1),
-            ("loaders", 0), ("max_failures", 0),
-        ):  # fmt: skip
+            _check_type(name, hint, getattr(self, name))
+        for name, (least, most) in _LIMITS.items():
             value = getattr(self, name)
-            if value is not None and (not isinstance(value, int) or isinstance(value, bool)):
-                raise ConfigError.for_setting(name, value, "an integer")
             if value is not None and value < least:
                 raise ConfigError.for_setting(name, value, f"{least} or more", least=least)
+            if value is not None and value > most:
+                raise ConfigError.for_setting(name, value, f"{most} or less", most=most)
         for name in ("checkpoint_every_s", "exchange_timeout_s", "shared_memory_limit_mb"):
             value = getattr(self, name)
-            if value is not None and not isinstance(value, (int, float)):
-                raise ConfigError.for_setting(name, value, "a number")
             if value is not None and not value > 0:
                 raise ConfigError.for_setting(name, value, "greater than 0", above=0)
-        for name in ("checkpoint_activations", "shared", "wait"):
-            if not isinstance(getattr(self, name), bool):
-                raise ConfigError.for_setting(name, getattr(self, name), "true or false")
+            if value is not None and value > _LONGEST_S:
+                raise ConfigError.for_setting(name, value, f"{_LONGEST_S:,.0f} or less", most=_LONGEST_S)
         if self.name is not None and not _is_file_name(self.name):
             raise ConfigError.for_setting(
                 "name", self.name, "the name of a directory in --out: printable, without '/' and not starting with '.'"
             )
         if self.memory_limit is not None:
             bytes_of("memory_limit", self.memory_limit)
-        if self.workers > 1024:
-            raise ConfigError.for_setting("workers", self.workers, "1024 or less", most=1024)
 
     def replace(self, **changes: Any) -> RunConfig:
         """The same with some settings changed."""
@@ -163,3 +172,64 @@ def _is_file_name(name: object) -> bool:
 
 def describe(config_type: type) -> dict[str, str]:
     return {f.name: f.metadata["help"] for f in dataclasses.fields(config_type)}
+
+
+def read_settings(path: Path) -> dict[str, Any]:
+    """The settings in a run's config.json; `ConfigFileError` unless they are those of a `RunConfig`."""
+    try:
+        settings = json.loads(path.read_bytes())
+    except (OSError, ValueError, RecursionError) as error:
+        line = error.lineno if isinstance(error, json.JSONDecodeError) else None
+        why = error.strerror if isinstance(error, OSError) else f"it is not JSON ({error})"
+        raise _damaged(path, line, f"The settings of the run cannot be read: {why}.") from error
+    if not isinstance(settings, dict):
+        raise _damaged(path, None, f"The settings of the run are {type(settings).__name__}, not an object.")
+    try:
+        check_options("A run", settings, [f.name for f in dataclasses.fields(RunConfig)], kind="setting")
+        RunConfig(**settings)
+    except ConfigError as error:
+        raise ConfigFileError.at(path, None, error) from error
+    return settings
+
+
+def _damaged(path: Path, line: int | None, problem: str) -> ConfigFileError:
+    fix = "Restore the file, or start a new run."
+    return ConfigFileError.at(path, line, ConfigError(f"{problem} {fix}", code="damaged-config"))
+
+
+def _check_type(name: str, hint: Any, value: Any) -> None:
+    """Refuse a value of another type than declared: it may come from a file or from Python."""
+    kinds = get_args(hint) or (hint,)
+    if value is None and type(None) in kinds:
+        return
+    if get_origin(hint) is Literal:
+        if value not in kinds:
+            shown = ", ".join(map(repr, kinds))
+            raise ConfigError.for_setting(name, value, f"one of {shown}", allowed=list(kinds))
+    elif str in kinds and isinstance(value, str):
+        _check_text(name, value)
+    elif float in kinds:
+        if isinstance(value, bool) or not isinstance(value, (int, float)):
+            raise ConfigError.for_setting(name, value, "a number" if str not in kinds else "a number or a text")
+    elif int in kinds:
+        if not isinstance(value, int) or isinstance(value, bool):
+            raise ConfigError.for_setting(name, value, "an integer")
+    elif bool in kinds:
+        if not isinstance(value, bool):
+            raise ConfigError.for_setting(name, value, "true or false")
+    elif str in kinds:
+        raise ConfigError.for_setting(name, value, "a text")
+
+
+def _check_text(name: str, value: str) -> None:
+    """Refuse text that can be neither stored as JSON nor be part of a path."""
+    if "\0" in value:
+        raise ConfigError.for_setting(name, value, "text without a null character")
+    try:
+        value.encode()
+    except UnicodeEncodeError:
+        shown = value.encode(errors="backslashreplace").decode()
+        raise ConfigError(
+            f"{name} is {shown!r}, which is not valid UTF-8. Choose another.",
+            code="not-utf8", setting=name, value=shown,
+        ) from None  # fmt: skip

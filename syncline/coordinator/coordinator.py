@@ -109,6 +109,8 @@ class Coordinator:
         self.supervision = Supervision(self.membership)
         self._stragglers = StragglerDetector()
         self.last_step = 0
+        self.stopped_by: str | None = None
+        """The first signal that asked the run to stop, such as SIGTERM."""
         self._server = ControlServer(engine.network.driver)
         self._can_share_memory = engine.machine.no_shared_memory_because is None
         self._control: Segment | None = None
@@ -140,7 +142,8 @@ class Coordinator:
                 for exit in self._engine.poll():
                     instructions += self.supervision.on_exit(exit, time.monotonic())
                 while interrupts:
-                    interrupts.pop()
+                    number = interrupts.pop(0)
+                    self.stopped_by = self.stopped_by or signal.Signals(number).name
                     instructions += self.supervision.on_interrupt(time.monotonic())
                 for request in self._requests.poll():
                     instructions += self.supervision.resize(request.add)

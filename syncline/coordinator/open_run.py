@@ -10,10 +10,9 @@ import dataclasses
 import json
 import secrets
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from syncline.checkpoint.schema import CheckpointState, data_has_changed
 from syncline.config.owned_files import is_our_directory
@@ -21,6 +20,7 @@ from syncline.config.run import RunConfig
 from syncline.data.ledger_file import put_back
 from syncline.errors import ConfigError
 from syncline.planning.plan import Plan
+from syncline.planning.planner import saved_plan
 from syncline.telemetry.run_dir import RunDir
 from syncline.telemetry.run_lock import DriverLock, Holder, holder_of
 
@@ -95,9 +95,9 @@ def _open_earlier(config: RunConfig, plan: Plan, session: str, report: Callable[
 def _resumed(config: RunConfig, plan: Plan, run_dir: RunDir, lock: DriverLock) -> OpenRun:
     from syncline.checkpoint.store import newest_sound  # imports torch, which the driver needs only to resume
 
-    old = run_dir.read_plan()
+    old = saved_plan(run_dir.read_plan(), run_dir.plan)
     _check_data(old, plan)
-    plan = dataclasses.replace(plan, run_id=old["run_id"])
+    plan = dataclasses.replace(plan, run_id=old.run_id)
     found, state, problems = newest_sound(run_dir.checkpoints, plan.run_id)
     put_back(run_dir.ledger, CheckpointState.from_dict(state).ledger)
     run_dir.summary.unlink(missing_ok=True)
@@ -105,12 +105,12 @@ def _resumed(config: RunConfig, plan: Plan, run_dir: RunDir, lock: DriverLock) -
     return OpenRun(plan, config, run_dir, lock, found.path, problems)
 
 
-def _check_data(old: Mapping[str, Any], plan: Plan) -> None:
+def _check_data(old: Plan, plan: Plan) -> None:
     """`ConfigError` if a run is resumed with other data, unless the user allows that. A script's workers check it."""
     if plan.kind == "own-loop" or plan.data_changed == "ok":
         return
-    before, now = old["train_samples"] + old.get("held_out", 0), plan.train_samples + plan.held_out
-    if (before, old.get("data_fingerprint")) != (now, plan.data_fingerprint):
+    before, now = old.train_samples + old.held_out, plan.train_samples + plan.held_out
+    if (before, old.data_fingerprint) != (now, plan.data_fingerprint):
         raise data_has_changed(before, now)
 
 
@@ -126,10 +126,18 @@ def _earlier_run(config: RunConfig, plan: Plan) -> RunDir | None:
         and not (path.parent / "summary.json").exists()
         and any((path.parent / "checkpoints").glob("step-*.json"))
     ]
-    same = [r for r in unfinished if r.read_plan().get("fingerprint") == plan.fingerprint]
+    same = [r for r in unfinished if _fingerprint_of(r) == plan.fingerprint]
     free = [r for r in same if config.wait or holder_of(r.path) is None]
     newest = max(free, key=lambda r: r.plan.stat().st_mtime, default=None)
     return RunDir.owned(newest.path) if newest is not None else None
+
+
+def _fingerprint_of(run_dir: RunDir) -> str | None:
+    """None if the directory is damaged: that is no reason not to find another one."""
+    try:
+        return run_dir.read_plan().get("fingerprint")
+    except ConfigError:
+        return None
 
 
 def _file_name(text: str) -> str:

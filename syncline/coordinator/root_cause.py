@@ -16,7 +16,7 @@ from syncline.coordinator.exit_diagnosis import ExitDiagnosis
 from syncline.coordinator.failure_record import Failure, own_error
 from syncline.coordinator.supervision import Supervision
 from syncline.engines.engine import Exit
-from syncline.errors import SynclineError, WorkerFailed, plural
+from syncline.errors import ANOTHER_MODEL, SCRIPT_EXIT, SynclineError, WorkerFailed, plural
 from syncline.planning.plan import Plan
 from syncline.telemetry.run_dir import RunDir
 
@@ -24,6 +24,7 @@ _MOST_MESSAGE_LINES = 3
 _LONGEST_LINE = 400
 _MOST_LOG_LINES = 5
 _NATIVE_CRASHES = {signal.SIGSEGV, signal.SIGBUS, signal.SIGILL, signal.SIGFPE, signal.SIGABRT}
+_NOT_SOLVED_BY_RESUMING = (SCRIPT_EXIT, ANOTHER_MODEL)
 _FAULTHANDLER = "Fatal Python error: "
 """The first line that Python's faulthandler writes to a worker's log; the frames follow, innermost first."""
 
@@ -62,7 +63,8 @@ def explain_failure(
     facts |= {"step": cause.step, "exception": cause.kind, "samples": cause.samples}
     if (own := own_error(cause)) is not None:
         # Syncline's own message explains itself; only add how to resume, if that is possible.
-        message = cause.message if last_checkpoint is None else f"{cause.message}\n{resume}"
+        is_final = last_checkpoint is None or cause.code in _NOT_SOLVED_BY_RESUMING
+        message = cause.message if is_final else f"{cause.message}\n{resume}"
         return own(message, code=cause.code, **{**facts, **cause.facts})
     samples = f", samples {', '.join(map(str, cause.samples))}" if cause.samples else ""
     first, *more = [_cut(line) for line in cause.message.splitlines() if line.strip()][:_MOST_MESSAGE_LINES]

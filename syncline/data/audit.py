@@ -14,7 +14,8 @@ from pathlib import Path
 import numpy as np
 
 from syncline.data.assignment import Position, Range
-from syncline.data.ledger import Closed, Line, Opened, Used, ranges_of, session_of
+from syncline.data.ledger import Began, Closed, Line, Opened, Used, ranges_of, session_of
+from syncline.data.ledger_checks import check_line
 from syncline.data.ledger_file import read_ledger
 
 
@@ -109,6 +110,13 @@ class _State:
             self.redone += int((~claimed & (used > 0)).sum())
             used[:] = np.where(claimed, np.maximum(used, 1), 0)
 
+    @property
+    def reported(self) -> int:
+        """The step up to which all members of the last view have reported."""
+        if self.opened is None:
+            return 0
+        return min(self.steps.get(worker, self.opened.start[2]) for worker in self.opened.members)
+
     def _unreported(self, step: int) -> dict[int, list[tuple[int, int]]]:
         """By epoch, the ranges assigned to members of the last view after their last report."""
         found: dict[int, list[tuple[int, int]]] = {}
@@ -125,8 +133,13 @@ def audit(lines: Iterable[Line]) -> Audit:
     state, end = _State(), None
     put_off: list[Range] = []
     sessions = _Sessions()
-    for line in lines:
+    for number, line in enumerate(lines, start=1):
         sessions.add(line)
+        if sessions.problems:
+            break
+        if isinstance(line, Began):
+            continue
+        check_line(line, state.opened, state.reported, number)
         if isinstance(line, Opened):
             if line.data_changed:
                 state.change_data(line.start[0])

@@ -21,10 +21,12 @@ import numpy as np
 import torch
 from torch.utils.data import DataLoader, Dataset
 
+from syncline.boundary import shared_memory_left
 from syncline.compute.processes import die_with_parent
 from syncline.data.augmented import AugmentedSource, untransformed
 from syncline.data.order import Share
 from syncline.data.source import ArraySource, DatasetSource, Source
+from syncline.errors import DataError
 
 T = TypeVar("T")
 _POLL_S = 0.1
@@ -179,7 +181,7 @@ def _through_processes(source: DatasetSource, shares: Iterator[Share], loaders: 
     loader = DataLoader(
         _SeededItems(source.dataset, seed),
         batch_sampler=_Once(keys()),
-        collate_fn=source.collate,
+        collate_fn=_Collated(source),
         num_workers=loaders,
         prefetch_factor=4,
         worker_init_fn=_init_loader,
@@ -191,6 +193,8 @@ def _through_processes(source: DatasetSource, shares: Iterator[Share], loaders: 
     failure: Exception | None = None
     try:
         for data in batches:
+            if isinstance(data, DataError):
+                raise data
             yield Fetched(requested.get(), data)
     except Exception as error:
         failure = _explained(error, processes)
@@ -204,7 +208,7 @@ def _through_processes(source: DatasetSource, shares: Iterator[Share], loaders: 
 
 def _explained(error: Exception, processes: Sequence[multiprocessing.process.BaseProcess]) -> Exception:
     """`error`, or its cause: if a loader process died, torch reports only a broken pipe."""
-    if str(error).startswith("Caught "):
+    if isinstance(error, DataError) or str(error).startswith("Caught "):
         return error  # raised in the process, by the Dataset
     gone = multiprocessing.connection.wait([p.sentinel for p in processes], _LONGEST_DYING_S)
     for process in processes:
@@ -214,9 +218,14 @@ def _explained(error: Exception, processes: Sequence[multiprocessing.process.Bas
     ends = [f"killed by {signal.Signals(-code).name}" if code < 0 else f"exit code {code}" for code in codes]
     if not ends:
         return error
+    what = f"A data loader process exited unexpectedly: {', '.join(ends)}."
+    if -signal.SIGBUS in codes:
+        return RuntimeError(
+            f"{what}\nIts shared memory is probably full: /dev/shm has {shared_memory_left()}. Enlarge it (for Docker: "
+            "--shm-size 1g), or use --loaders 0 or a smaller --batch."
+        )
     return RuntimeError(
-        f"A data loader process exited unexpectedly: {', '.join(ends)}.\n"
-        "If it ran out of memory, use fewer --loaders; with 0, the worker loads the data itself."
+        f"{what}\nIf it ran out of memory, use fewer --loaders; with 0, the worker loads the data itself."
     )
 
 
@@ -228,19 +237,33 @@ class _Once:
         return self._keys
 
 
+class _Collated:
+    """Collates in the loader process. It returns a `DataError`: raised there, only its text would get here."""
+
+    def __init__(self, source: DatasetSource) -> None:
+        self._source = source
+
+    def __call__(self, pairs: list[tuple[int, Any]]) -> Any:
+        try:
+            return self._source.collated([index for index, _ in pairs], [item for _, item in pairs])
+        except DataError as error:
+            return DataError(str(error), code=error.code, **error.facts)  # without the frames, which cannot be sent
+
+
 class _SeededItems(Dataset[Any]):
     def __init__(self, dataset: Dataset[Any], seed: int) -> None:
         self._dataset = dataset
         self._seed = seed
 
-    def __getitem__(self, key: tuple[int, int]) -> Any:
+    def __getitem__(self, key: tuple[int, int]) -> tuple[int, Any]:
+        """The sample with its index."""
         epoch, index = key
         words = np.random.SeedSequence([self._seed, epoch, index]).generate_state(3)
         random.seed(int(words[0]))
         np.random.seed(int(words[1]))
         torch.manual_seed(int(words[2]))
         try:
-            return self._dataset[index]
+            return index, self._dataset[index]
         except Exception as error:
             error.add_note(f"This happened while reading sample {index} of epoch {epoch}.")
             raise

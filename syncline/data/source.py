@@ -13,6 +13,8 @@ import numpy as np
 import torch
 from torch.utils.data import Dataset, IterableDataset, TensorDataset, default_collate
 
+from syncline.data.collating import misfit
+from syncline.data.length import length_of
 from syncline.errors import ConfigError, DataError
 
 Indices = Sequence[int] | np.ndarray
@@ -79,11 +81,22 @@ class DatasetSource:
         self.collate = collate
 
     def __len__(self) -> int:
-        return len(self.dataset)  # type: ignore[arg-type]  # map-style Datasets are Sized by convention only
+        return length_of(self.dataset)
 
     def fetch(self, indices: Indices) -> Any:
         """Fetch items one by one, then collate."""
-        return self.collate([self.dataset[int(i)] for i in indices])
+        return self.collated(indices, [self.dataset[int(i)] for i in indices])
+
+    def collated(self, indices: Indices, items: list[Any]) -> Any:
+        """The `items` at `indices` as one batch; `DataError` names the first that does not fit the others."""
+        try:
+            return self.collate(items)
+        except Exception as error:
+            is_default = getattr(self.collate, "collate", self.collate) is default_collate
+            problem = misfit([int(i) for i in indices], items) if is_default else None
+            if problem is None:
+                raise  # the user's own collate function, or a type that torch cannot collate, which it names
+            raise problem from error
 
 
 def as_source(data: Any) -> Source:
@@ -121,7 +134,7 @@ def inputs_only(source: Source) -> Source:
     if isinstance(source, ArraySource):
         return ArraySource(source.tensors[0], scale=source.scale)
     if isinstance(source, DatasetSource):
-        return DatasetSource(source.dataset, lambda items: _first(source.collate(items)))
+        return DatasetSource(source.dataset, _FirstOf(source.collate))
     return _InputsOnly(source)
 
 
@@ -141,6 +154,16 @@ class WrappedSource:
     @property
     def window(self) -> int:
         return getattr(self.base, "window", 1)
+
+
+class _FirstOf:
+    """Collates, and keeps the first part of the batch."""
+
+    def __init__(self, collate: Callable[[list[Any]], Any]) -> None:
+        self.collate = collate
+
+    def __call__(self, items: list[Any]) -> Any:
+        return _first(self.collate(items))
 
 
 class _InputsOnly(WrappedSource):

@@ -56,7 +56,7 @@ def choose_view(*, quiet: bool, json: bool, stream: TextIO | None = None) -> Obs
     A capable terminal gets the live view, anything else plain lines. With `quiet`, warnings and failures go to stderr
     and one line with the result to `stream`.
     """
-    out = stream if stream is not None else sys.stdout
+    out = stream if stream is not None else sys.stdout or unbreakable(None)
     if json:
         return JsonLines(out)
     if quiet:

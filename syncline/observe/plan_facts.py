@@ -33,8 +33,8 @@ class PlanFacts:
 
     @classmethod
     def of(cls, plan: dict[str, Any]) -> PlanFacts:
-        steps_per_epoch, total_steps = int(plan.get("steps_per_epoch") or 0), int(plan.get("total_steps") or 0)
-        epochs = int(plan.get("epochs") or 0)
+        steps_per_epoch, total_steps = _count(plan, "steps_per_epoch"), _count(plan, "total_steps")
+        epochs = _count(plan, "epochs")
         is_cut_short = total_steps < steps_per_epoch * epochs
         if steps_per_epoch and total_steps:  # --steps may end the run before its last epochs begin
             epochs = min(epochs, -(-total_steps // steps_per_epoch)) or 1
@@ -43,13 +43,13 @@ class PlanFacts:
             model=clean(str(plan.get("model") or "model")),
             data=clean(str(plan.get("data") or "data")),
             strategy=str(plan.get("strategy") or ""),
-            workers=len(plan.get("workers") or ()),
+            workers=len(workers) if isinstance(workers := plan.get("workers"), list | tuple) else 0,
             epochs=epochs,
-            train_samples=int(plan.get("train_samples") or 0),
+            train_samples=_count(plan, "train_samples"),
             steps_per_epoch=steps_per_epoch,
             total_steps=total_steps,
             is_cut_short=is_cut_short,
-            notes=tuple(str(note) for note in plan.get("notes") or ()),
+            notes=tuple(map(str, notes)) if isinstance(notes := plan.get("notes"), list | tuple) else (),
         )
 
     @property
@@ -61,3 +61,9 @@ class PlanFacts:
     def title(self) -> str:
         """`lenet on mnist`, or the name of the script."""
         return self.model if self.is_own_loop or self.model == self.data else f"{self.model} on {self.data}"
+
+
+def _count(plan: dict[str, Any], name: str) -> int:
+    """The number in this field; 0 if the plan has none there."""
+    value = plan.get(name)
+    return value if isinstance(value, int) and 0 <= value < 2**63 else 0

@@ -217,7 +217,8 @@ class RunState:
     def _on_started(self, event: RunStarted) -> None:
         self.plan = PlanFacts.of(event.plan)
         self.run_dir = event.run_dir
-        self.cores = int(event.machine.get("cores") or 0)
+        cores = event.machine.get("cores")
+        self.cores = cores if isinstance(cores, int) else 0
         self.resumed_from_step = event.resumed_from_step
         self.workers = {worker_id: WorkerState(worker_id) for worker_id in range(self.plan.workers)}
         self._failure_log = FailureLog(self.plan.workers)

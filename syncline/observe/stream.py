@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import contextlib
+import io
 import os
 from typing import TextIO, cast
 
 
-def unbreakable(stream: TextIO) -> TextIO:
-    """`stream`, but after the first failed write all output is dropped.
+def unbreakable(stream: TextIO | None) -> TextIO:
+    """`stream`, but after the first failed write all output is dropped; None is what Python has if it was closed.
 
     A closed pipe, a closed terminal or a full disk must not stop training. Characters that the stream cannot encode
     become question marks.
@@ -17,9 +18,9 @@ def unbreakable(stream: TextIO) -> TextIO:
 
 
 class _Unbreakable:
-    def __init__(self, stream: TextIO) -> None:
-        self._stream = stream
-        self._broken = False
+    def __init__(self, stream: TextIO | None) -> None:
+        self._stream = stream if stream is not None else io.StringIO()
+        self._broken = stream is None
 
     @property
     def encoding(self) -> str:

@@ -4,7 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, fields
+from pathlib import Path
 from typing import Any, Literal, NamedTuple
+
+import msgspec
 
 from syncline.compute.tuning import Choice
 from syncline.config.amounts import bytes_of
@@ -18,6 +21,8 @@ from syncline.strategies.reading import read_strategy
 _DEFAULT_EPOCHS = 3
 _DEFAULT_BATCH = 128
 _FEWEST_STEPS_TO_TUNE = 100
+_LARGEST = 2**63
+"""What the control channel and the ledger can hold."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -36,6 +41,32 @@ class TaskFacts:
     recommended_epochs: int | None = None
     recommended_batch: int | None = None
     clip_norm: float | None = None
+
+
+def saved_plan(data: dict[str, Any], path: Path) -> Plan:
+    """The plan in a run's plan.json, to resume from; `ConfigError` if a field is missing or impossible."""
+    try:
+        plan = Plan.from_dict(data)
+    except msgspec.ValidationError as error:
+        raise _damaged_plan(path, str(error)) from error
+    least = {"seed": 0, "epochs": 1, "train_samples": 0, "test_samples": 0, "held_out": 0, "servers": 0, "batch": 1}
+    if plan.kind == "train":
+        least["train_samples"] = 1
+    for name, smallest in least.items():
+        if not smallest <= getattr(plan, name) < _LARGEST:
+            raise _damaged_plan(path, f"{name} is {getattr(plan, name)}")
+    if not plan.workers:
+        raise _damaged_plan(path, "it has no workers")
+    return plan
+
+
+def _damaged_plan(path: Path, why: str) -> ConfigError:
+    return ConfigError(
+        f"{path} is not a plan of this version of Syncline: {why}. The run directory is damaged, or another version "
+        "wrote it: restore the file, resume with that version, or start a new run.",
+        code="damaged-plan",
+        path=str(path),
+    )
 
 
 def make_plan(facts: TaskFacts, config: RunConfig, machine: Machine, hosts: Sequence[str] = ()) -> Plan:

@@ -224,6 +224,9 @@ Event = (
     | WorkerSlow | FatalFailure | RunEnded | Summary
 )  # fmt: skip
 
+_LAST_TIME = 1e11  # the year 5138
+_LARGEST_COUNT = 2**53  # what floating-point numbers count exactly
+
 _encoder = msgspec.json.Encoder()
 
 
@@ -242,3 +245,19 @@ def from_dict(data: dict[str, Any]) -> Event:
     """Rebuild an event from `to_dict` or a parsed line of JSON."""
     event: Event = msgspec.convert(data, Event, str_keys=True)  # the keys of JSON objects are strings
     return event
+
+
+def is_plausible(event: Event) -> bool:
+    """Whether the event's counts and times are such as a run can have. Those of a damaged line may be anything."""
+    for name in event.__struct_fields__:
+        value = getattr(event, name)
+        if name in ("time", "seconds") and not 0 <= value < _LAST_TIME:
+            return False
+        counts = value if isinstance(value, list) else value.values() if isinstance(value, dict) else (value,)
+        if name not in ("plan", "machine", "details") and not all(_is_count(count) for count in counts):
+            return False
+    return True
+
+
+def _is_count(value: object) -> bool:
+    return not isinstance(value, int) or 0 <= value < _LARGEST_COUNT

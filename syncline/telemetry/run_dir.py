@@ -21,7 +21,7 @@ import msgspec
 from syncline.config import owned_files
 from syncline.data.append_file import AppendFile
 from syncline.errors import ConfigError
-from syncline.telemetry.events import Event, from_dict, to_line
+from syncline.telemetry.events import Event, from_dict, is_plausible, to_line
 
 
 class RunDir:
@@ -109,8 +109,14 @@ class RunDir:
         return self.path / "logs" / f"worker-{worker_id}.log"
 
     def read_plan(self) -> dict[str, Any]:
-        with owned_files.open_regular(self.plan) as file:
-            plan: dict[str, Any] = json.load(file)
+        """The plan as written; `ConfigError` if it is no JSON object. `planning/planner.py` checks its fields."""
+        try:
+            with owned_files.open_regular(self.plan) as file:
+                plan = json.load(file)
+        except (OSError, ValueError, RecursionError) as error:
+            raise _damaged(self.plan, str(error)) from error
+        if not isinstance(plan, dict):
+            raise _damaged(self.plan, f"it holds {type(plan).__name__} instead of an object")
         return plan
 
     def read_events(self) -> Iterator[Event]:
@@ -143,8 +149,11 @@ def _unreadable(path: Path) -> ConfigError:
 def read_lines(lines: Iterable[bytes]) -> Iterator[Event]:
     """The events in these lines, without those that cannot be read."""
     for line in lines:
-        with contextlib.suppress(msgspec.DecodeError, msgspec.ValidationError):
-            yield from_dict(msgspec.json.decode(line))
+        # A line that is nested too deeply was not written by a run.
+        with contextlib.suppress(msgspec.DecodeError, msgspec.ValidationError, RecursionError):
+            event = from_dict(msgspec.json.decode(line))
+            if is_plausible(event):
+                yield event
 
 
 class EventLog:
@@ -162,3 +171,11 @@ class EventLog:
 
     def close(self) -> None:
         self._file.close()
+
+
+def _damaged(path: Path, why: str) -> ConfigError:
+    return ConfigError(
+        f"{path} cannot be read: {why}. The run directory is damaged: restore the file, or start a new run.",
+        code="damaged-plan",
+        path=str(path),
+    )

@@ -36,6 +36,7 @@ from syncline.workers.link import Link
 from syncline.workers.loop import train
 from syncline.workers.session import Session
 from syncline.workers.stepper import Stepper
+from syncline.workers.train_state import load_model
 
 __all__ = ["load_trained_model", "parameter_shapes", "run_worker"]
 
@@ -117,7 +118,7 @@ def _run_script(script: Script, session: Session) -> tuple[bool, dict[str, Any]]
     while session.join_view():
         worker = own_loop.connect(session, worker)
         try:
-            stopped_early = _execute(script)
+            stopped_early = _execute(script, session)
             worker.end_loop()
             peak_memory = worker.stepper.finish(stopped_early=stopped_early)
         except (PeerFailed, own_loop.LoopRestarted):
@@ -141,8 +142,9 @@ def _summary(stepper: Stepper, metrics: dict[str, float], peak_memory: dict[str,
     }
 
 
-def _execute(script: Script) -> bool:
+def _execute(script: Script, session: Session) -> bool:
     """Run the user's script to its end. True if it was stopped early."""
+    printed = own_loop.Printed()
     try:
         runpy.run_path(script.path, run_name="__main__")
     except own_loop.LoopRestarted:
@@ -150,6 +152,8 @@ def _execute(script: Script) -> bool:
     except own_loop.LoopStopped:
         return True
     except SystemExit as leaving:
+        if leaving.code == 2 and not session.recorder.last_step:
+            raise own_loop.refused_arguments(printed) from None
         if leaving.code not in (None, 0):
             raise RuntimeError(f"The script ended with exit code {leaving.code}.") from None
     return False
@@ -166,7 +170,7 @@ def load_trained_model(what: Task | Script, run_dir: RunDir) -> torch.nn.Module:
     _, state, _ = store.newest_sound(run_dir.checkpoints, run_dir.read_plan().get("run_id"))
     train_source, _ = build_sources(what)
     model = copy.deepcopy(build_model(what, train_source, seed=0))
-    model.load_state_dict(CheckpointState.from_dict(state).model)
+    load_model(model, CheckpointState.from_dict(state).model)
     return model.eval()
 
 

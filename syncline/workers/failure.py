@@ -11,6 +11,7 @@ import traceback
 from pathlib import Path
 from typing import Any
 
+from syncline.boundary import advice_on, shared_memory_left
 from syncline.comms.control import Failed
 from syncline.errors import PeerFailed, SynclineError
 
@@ -24,6 +25,9 @@ _PLUMBING = (
     "<frozen ",  # Python's import machinery
     "/torch/nn/modules/module.py",  # two frames for each nested layer
     "/torch/utils/data/_utils/",
+)
+_NO_SHARED_MEMORY = re.compile(
+    r"(?s)(?=.*(?:/torch_\d+_|shared memory|\bshm\b|/dev/shm))(?=.*(?:No space left|Cannot allocate|Bus error))"
 )
 _FROM_LOADER = re.compile(r"Caught \w+ in DataLoader worker process \d+\.\nOriginal (Traceback .*)", re.DOTALL)
 
@@ -41,10 +45,11 @@ def describe_failure(
         kind, message = _exception_in(text)
     else:
         text = "".join(traceback.TracebackException.from_exception(error, compact=True).format())
+    message = "\n".join(filter(None, [message.strip() or kind, _advice(error, message)]))
     return Failed(
         worker_id=worker_id,
         kind=kind,
-        message=_shortened(message.strip() or kind, _LONGEST_MESSAGE),
+        message=_shortened(message, _LONGEST_MESSAGE),
         traceback=_shortened(_users_part(text), _LONGEST_TRACEBACK),
         step=step,
         samples=samples,
@@ -54,6 +59,18 @@ def describe_failure(
         code=error.code if isinstance(error, SynclineError) else None,
         facts=_plain(error.facts) if isinstance(error, SynclineError) else {},
     )
+
+
+def _advice(error: BaseException, message: str) -> str:
+    """What to do about a full shared memory, disk or limit; empty for anything else, and if the message says it."""
+    if isinstance(error, SynclineError):
+        return ""
+    if _NO_SHARED_MEMORY.search(message) is not None:
+        return (
+            f"This is about shared memory, not a disk: /dev/shm has {shared_memory_left()}. Data loader processes pass "
+            "batches through it. Enlarge it (for Docker: --shm-size 1g), or use --loaders 0 or a smaller --batch."
+        )
+    return advice_on(error)
 
 
 def _plain(facts: dict[str, Any]) -> dict[str, Any]:

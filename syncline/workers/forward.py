@@ -45,6 +45,7 @@ def loss_of(model: torch.nn.Module, loss: Loss, batch: Any) -> tuple[torch.Tenso
             f"The batch had inputs {shapes} and target {_shape(target)}{made}. Check that model, loss and data match."
         )
         raise
+    _check_loss(value, model)
     if value.dim() != 0:
         raise ConfigError(
             f"The loss has shape {tuple(value.shape)}, but it must be a scalar: the mean over the samples.",
@@ -54,6 +55,39 @@ def loss_of(model: torch.nn.Module, loss: Loss, batch: Any) -> tuple[torch.Tenso
     if model.training and (penalty := penalty_of(model)) is not None:
         value = value + penalty
     return value, output, target
+
+
+def check_trainable(model: torch.nn.Module) -> None:
+    """Refuse a model that no step can change."""
+    parameters = list(model.parameters())
+    if any(p.requires_grad for p in parameters):
+        return
+    why = f"all of its {len(parameters)} parameters are frozen" if parameters else "it has no parameters"
+    raise ConfigError(
+        f"The model cannot be trained: {why}. Set requires_grad=True on the parameters to train, for instance with "
+        "model.requires_grad_(True).",
+        code="nothing-to-train",
+        parameters=len(parameters),
+    )
+
+
+def _check_loss(value: object, model: torch.nn.Module) -> None:
+    """Refuse what cannot be differentiated, in training at the first step."""
+    if not isinstance(value, torch.Tensor):
+        raise ConfigError(
+            f"The loss returned a {type(value).__name__}, but must return a tensor with one number: the mean over the "
+            "samples. Return the tensor itself, without .item() or float().",
+            code="loss-type",
+            type=type(value).__name__,
+        )
+    if value.requires_grad or not model.training or not torch.is_grad_enabled():
+        return
+    check_trainable(model)
+    raise ConfigError(
+        "The loss does not depend on the parameters of the model, so there is no gradient. Compute it from the model's "
+        "output, without .detach(), .item(), .numpy(), argmax or torch.no_grad() in between.",
+        code="detached-loss",
+    )
 
 
 def to_device(batch: Any, device: torch.device) -> Any:

@@ -29,7 +29,7 @@ from syncline.telemetry.events import WarningMessage
 from syncline.workers.build import build_loss, build_model, build_optimizer, build_schedule, build_sources
 from syncline.workers.calibrate import find_tuning
 from syncline.workers.evaluate import Evaluator
-from syncline.workers.forward import correct_fraction, loss_of, pieces, to_device
+from syncline.workers.forward import check_trainable, correct_fraction, loss_of, pieces, to_device
 from syncline.workers.micro_batches import MicroBatches
 from syncline.workers.session import Session
 from syncline.workers.stages import Stages
@@ -85,6 +85,7 @@ class Job:
         # Competing models start from different weights.
         seed = plan.seed + (self.session.worker_id if plan.held_out else 0)
         model = build_model(task, self.train_source, seed).to(self.device)
+        check_trainable(model)
         model.train()
         if plan.checkpoint_activations and not recompute_activations(model):
             self.session.warn("checkpoint_activations saves no memory: this model has no blocks to recompute.")

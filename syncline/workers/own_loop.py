@@ -14,6 +14,9 @@ script in the same way, and `prepare` loads the live state into the new objects.
 
 from __future__ import annotations
 
+import os
+import stat
+import sys
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import replace
@@ -24,15 +27,18 @@ from torch.utils.data import DataLoader, RandomSampler, SequentialSampler, Tenso
 
 from syncline.compute.batch_norm import has_global_batch_norm, take_part_without_samples
 from syncline.data.assignment import Position
+from syncline.data.length import length_of
 from syncline.data.order import SampleOrder, Share
 from syncline.data.prefetch import Fetched, InlineFetcher, Prefetcher, prefetched
 from syncline.data.source import DatasetSource, as_source
-from syncline.errors import ConfigError, PeerFailed
+from syncline.errors import SCRIPT_EXIT, ConfigError, PeerFailed
 from syncline.telemetry.events import MetricsLogged
-from syncline.workers.forward import to_device
+from syncline.workers.forward import check_trainable, to_device
 from syncline.workers.session import Session
 from syncline.workers.stepper import Stepper
 from syncline.workers.train_state import Parts, TrainState
+
+_MOST_PRINTED_BYTES = 4_000
 
 __all__ = ["LoopRestarted", "LoopStopped", "Worker", "connect", "worker"]
 
@@ -43,6 +49,29 @@ class LoopStopped(SystemExit):
 
 class LoopRestarted(SystemExit):
     """Raised inside the user's loop when the membership has changed: the script is restarted in this process."""
+
+
+class Printed:
+    """What this process has printed since: a worker's standard error is its log."""
+
+    def __init__(self) -> None:
+        log = os.fstat(2)
+        self._start = log.st_size if stat.S_ISREG(log.st_mode) else None  # a pipe cannot be read again
+
+    def text(self) -> str:
+        if self._start is None:
+            return ""
+        sys.stdout.flush()
+        sys.stderr.flush()
+        with open("/proc/self/fd/2", "rb") as log:
+            log.seek(self._start)
+            return log.read(_MOST_PRINTED_BYTES).decode(errors="replace").strip()
+
+
+def refused_arguments(printed: Printed) -> ConfigError:
+    """The error for a script that exited with code 2 before its first step, as argparse does: what it printed."""
+    message = printed.text() or "The script exited with code 2 before its first step: it refused its arguments."
+    return ConfigError(message, code=SCRIPT_EXIT, exit_code=2)
 
 
 class Worker:
@@ -134,6 +163,7 @@ class _Prepared:
                     code="not-preparable",
                     kind=kind,
                 )
+        check_trainable(model)
         model.to(session.device)
         order = _order_of(loader, session.plan.seed)
         self.stepper = stepper or Stepper(session, order, epochs=None)
@@ -348,5 +378,5 @@ def _order_of(loader: DataLoader[Any], seed: int) -> SampleOrder:
         raise ConfigError(
             "The DataLoader has drop_last=True. Syncline uses every sample: remove drop_last.", code="drop-last"
         )
-    count = len(loader.dataset)  # type: ignore[arg-type]  # map-style Datasets are Sized by convention only
+    count = length_of(loader.dataset)
     return SampleOrder(seed=seed, count=count, batch=loader.batch_size, shuffle=isinstance(sampler, RandomSampler))

@@ -41,7 +41,7 @@ def write_graph(run_dir: RunDir, folder: Path) -> None:
     """Write the model as torch traces it on one sample; `ConfigError` if it cannot be traced."""
     from torch.utils.tensorboard import SummaryWriter
 
-    what = task_file.read(run_dir.task_file) if run_dir.task_file.exists() else None
+    what = task_file.read_saved(run_dir.task_file) if run_dir.task_file.exists() else None
     if not isinstance(what, Task):
         raise ConfigError("The graph needs the run's task, which is not available for scripts and very large tasks.")
     model = load_trained_model(what, run_dir)

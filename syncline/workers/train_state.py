@@ -6,7 +6,7 @@ run is in its data (`data_progress.py`), and which worker's state counts (`state
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import NamedTuple
 
 import torch
@@ -15,6 +15,7 @@ from torch.optim.lr_scheduler import LRScheduler
 
 from syncline.checkpoint.schema import TrainingProgress, TrainingState
 from syncline.compute.tuning import Tuning
+from syncline.errors import ANOTHER_MODEL, CheckpointError
 
 
 class Parts(NamedTuple):
@@ -91,8 +92,11 @@ class TrainState:
 
     def load(self, state: TrainingState) -> None:
         self._is_untrained = False
-        self.model.load_state_dict(state.model)
-        self.optimizer.load_state_dict(state.optimizer)
+        load_model(self.model, state.model)
+        try:
+            self.optimizer.load_state_dict(state.optimizer)
+        except (ValueError, KeyError, TypeError) as error:
+            raise _of_another_task(f"Its optimizer does not fit: {error}.") from error
         self.load_progress(state)
 
     def load_progress(self, progress: TrainingProgress) -> None:
@@ -104,10 +108,43 @@ class TrainState:
 
     def load_schedule(self, progress: TrainingProgress) -> None:
         """Load the schedulers and learning rates only."""
+        if len(self.schedulers) != len(progress.schedulers):
+            raise _of_another_task(f"It has {len(progress.schedulers)} schedules instead of {len(self.schedulers)}.")
+        if len(self.optimizer.param_groups) != len(progress.learning_rates):
+            raise _of_another_task("Its optimizer has another number of parameter groups.")
         for scheduler, saved in zip(self.schedulers, progress.schedulers, strict=True):
             scheduler.load_state_dict(saved)
         for group, lr in zip(self.optimizer.param_groups, progress.learning_rates, strict=True):
             group["lr"] = lr
+
+
+def load_model(model: nn.Module, saved: Mapping[str, torch.Tensor]) -> None:
+    """Load the tensors of a checkpoint; `CheckpointError` says how they differ if they are another model's."""
+    own = {name: tuple(tensor.shape) for name, tensor in model.state_dict().items() if isinstance(tensor, torch.Tensor)}
+    there = {name: tuple(tensor.shape) for name, tensor in saved.items() if isinstance(tensor, torch.Tensor)}
+    missing, unknown = [n for n in own if n not in there], [n for n in there if n not in own]
+    shapes = [n for n in own if n in there and own[n] != there[n]]
+    try:
+        model.load_state_dict(saved)
+    except RuntimeError as error:  # its message lists every key of both
+        differences = [f"{name!r} has the shape {there[name]} instead of {own[name]}" for name in shapes[:1]]
+        differences += [f"it lacks {missing[0]!r}{_and_more(missing)}"] if missing else []
+        differences += [f"it has {unknown[0]!r}{_and_more(unknown)}, which this model has not"] if unknown else []
+        why = "; ".join(differences) or str(error).partition("\n")[0]
+        raise _of_another_task(f"In it, {why}.", missing=missing, unknown=unknown, shapes=shapes) from error
+
+
+def _and_more(names: Sequence[str]) -> str:
+    return f" and {len(names) - 1} more" if len(names) > 1 else ""
+
+
+def _of_another_task(how: str, **facts: list[str]) -> CheckpointError:
+    return CheckpointError(
+        f"The checkpoint is of another model or optimizer than this task's. {how} Resume it with the task that it was "
+        "saved with, or start a new run.",
+        code=ANOTHER_MODEL,
+        **facts,
+    )
 
 
 class _SavedBuffer:

@@ -176,10 +176,10 @@ def machine(run: RunRecord) -> str:
     known: dict[str, Any] = run.machine
     if known.get("host"):
         facts["host"] = str(known["host"])
-    if known.get("cores"):
-        facts["processor"] = f"{known.get('processor', '')}, {count(int(known['cores']), 'core')}".strip(", ")
-    if known.get("memory_available_bytes"):
-        facts["memory available"] = size(int(known["memory_available_bytes"]))
+    if isinstance(cores := known.get("cores"), int):
+        facts["processor"] = f"{known.get('processor', '')}, {count(cores, 'core')}".strip(", ")
+    if isinstance(available := known.get("memory_available_bytes"), int):
+        facts["memory available"] = size(available)
     if known.get("python"):
         facts["Python"] = str(known["python"])
     memory = peak_memory(run.peak_memory_bytes)
