@@ -32,7 +32,7 @@ from syncline.errors import SCRIPT_EXIT, ConfigError, Interrupted, SynclineError
 from syncline.observe.observer import Observer, WithoutEnd, choose_view
 from syncline.planning.machine import Machine
 from syncline.planning.plan import Plan
-from syncline.planning.planner import TaskFacts, make_plan, saved_plan
+from syncline.planning.planner import TaskFacts, check_same_method, make_plan, saved_plan
 from syncline.result import Result
 from syncline.strategies import explain as strategy_text
 from syncline.strategies.own import only_our_files
@@ -155,6 +155,7 @@ def resume(run_dir: str | Path, view: Observer | None = None, *, quiet: bool = F
     saved = {**read_settings(found.config), "resume": str(found.path), "name": None}
     config = RunConfig(**{**saved, **changes})
     old = saved_plan(found.read_plan(), found.plan)
+    check_same_method(config, old, found.config, changes)
     view = view or WithoutEnd(choose_view(quiet=quiet, json=False))
     engine = engine_for(config.engine)
     with closing(view), closing(engine), nullcontext() if "strategy" in changes else only_our_files():

@@ -71,6 +71,8 @@ def checkpoints_in(folder: Path) -> list[Checkpoint]:
     for manifest in sorted(folder.glob("step-*.json")):
         try:
             data = json.loads(read_owned(manifest))
+            if int(data["step"]) != int(manifest.stem.removeprefix("step-")):
+                continue  # of another checkpoint, or damaged
             found.append(
                 Checkpoint(
                     manifest.with_suffix(".pt"),
@@ -83,7 +85,7 @@ def checkpoints_in(folder: Path) -> list[Checkpoint]:
             )
         except ConfigError:
             raise  # not ours
-        except (OSError, ValueError, KeyError, TypeError):
+        except (OSError, ValueError, KeyError, TypeError, OverflowError, RecursionError):
             continue  # not a checkpoint's manifest, or truncated
     return sorted(found, key=lambda c: c.step)
 

@@ -49,7 +49,7 @@ class OpenRun:
             "out": str(self.run_dir.path.parent),
             "name": self.run_dir.path.name,
         }
-        self.run_dir.write(self.run_dir.plan, json.dumps(self.plan.to_dict(), indent=1).encode())
+        self.run_dir.write_plan(self.plan.to_dict())
         self.run_dir.write(self.run_dir.config, json.dumps(settings, indent=1).encode())
 
 

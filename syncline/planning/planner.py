@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
@@ -21,6 +21,7 @@ from syncline.strategies.reading import read_strategy
 _DEFAULT_EPOCHS = 3
 _DEFAULT_BATCH = 128
 _FEWEST_STEPS_TO_TUNE = 100
+_DECIDES_RESULT = ("seed", "strategy", "batch", "accumulate", "batch_norm")
 _LARGEST = 2**63
 """What the control channel and the ledger can hold."""
 
@@ -58,6 +59,19 @@ def saved_plan(data: dict[str, Any], path: Path) -> Plan:
     if not plan.workers:
         raise _damaged_plan(path, "it has no workers")
     return plan
+
+
+def check_same_method(config: RunConfig, plan: Plan, path: Path, changes: Collection[str]) -> None:
+    """Refuse settings, read from `path`, that contradict the plan in what decides the result, except `changes`."""
+    for name in _DECIDES_RESULT:
+        setting, planned = getattr(config, name), getattr(plan, name)
+        is_same = setting == planned or (name == "batch" and (setting is None or planned == plan.train_samples))
+        if not is_same and name not in changes:
+            raise ConfigError(
+                f"{path} says that {name} is {setting!r}, but the run was planned with {planned!r}. To change it, use "
+                f"an option of resume, where there is one, or start a new run. Otherwise set it to {planned!r} again.",
+                code="changed-config", setting=name, value=setting, planned=planned, path=str(path),
+            )  # fmt: skip
 
 
 def _damaged_plan(path: Path, why: str) -> ConfigError:

@@ -10,6 +10,7 @@ can be read: an incomplete last line is skipped.
 from __future__ import annotations
 
 import contextlib
+import hashlib
 import json
 import os
 from collections.abc import Iterable, Iterator
@@ -22,6 +23,9 @@ from syncline.config import owned_files
 from syncline.data.append_file import AppendFile
 from syncline.errors import ConfigError
 from syncline.telemetry.events import Event, from_dict, is_plausible, to_line
+
+_SEAL = "sha256"
+"""The key of the checksum in plan.json."""
 
 
 class RunDir:
@@ -117,7 +121,14 @@ class RunDir:
             raise _damaged(self.plan, str(error)) from error
         if not isinstance(plan, dict):
             raise _damaged(self.plan, f"it holds {type(plan).__name__} instead of an object")
+        seal = plan.pop(_SEAL, None)
+        if seal is not None and seal != _seal_of(plan):
+            raise _damaged(self.plan, "its content was changed since it was written")
         return plan
+
+    def write_plan(self, plan: dict[str, Any]) -> None:
+        """Write the plan with a checksum, so that a damaged one is never used."""
+        self.write(self.plan, json.dumps({**plan, _SEAL: _seal_of(plan)}, indent=1).encode())
 
     def read_events(self) -> Iterator[Event]:
         """The events so far, oldest first."""
@@ -144,6 +155,10 @@ def _unreadable(path: Path) -> ConfigError:
         f"user to make it readable: chmod -R go+rX {path}",
         code="unreadable-run", path=str(path),
     )  # fmt: skip
+
+
+def _seal_of(plan: dict[str, Any]) -> str:
+    return hashlib.sha256(json.dumps(plan, sort_keys=True).encode()).hexdigest()
 
 
 def read_lines(lines: Iterable[bytes]) -> Iterator[Event]:

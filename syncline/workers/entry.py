@@ -12,6 +12,7 @@ import os
 import runpy
 import signal
 import sys
+import warnings
 from pathlib import Path
 from typing import Any
 
@@ -167,7 +168,9 @@ def load_trained_model(what: Task | Script, run_dir: RunDir) -> torch.nn.Module:
             "'model' into it.",
             code="script-model",
         )
-    _, state, _ = store.newest_sound(run_dir.checkpoints, run_dir.read_plan().get("run_id"))
+    found, state, problems = store.newest_sound(run_dir.checkpoints, run_dir.read_plan().get("run_id"))
+    if problems:
+        warnings.warn(f"{' '.join(problems)} Using the checkpoint of step {found.step} instead.", stacklevel=3)
     train_source, _ = build_sources(what)
     model = copy.deepcopy(build_model(what, train_source, seed=0))
     load_model(model, CheckpointState.from_dict(state).model)
