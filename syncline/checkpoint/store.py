@@ -23,6 +23,7 @@ from typing import Any
 
 import torch
 
+from syncline.boundary import advice_on
 from syncline.checkpoint.schema import VERSION, check_version
 from syncline.config.owned_files import create_new, make_directory, read_owned, temporary_name
 from syncline.errors import CheckpointError, ConfigError
@@ -227,4 +228,5 @@ def _explain(error: OSError, path: Path, size_bytes: int) -> str:
             f"({size_bytes / 1e6:.1f} MB needed, {free / 1e6:.1f} MB free). Earlier checkpoints are intact. "
             "Free disk space."
         )
-    return f"The checkpoint {path} could not be written: {error.strerror or error}. Earlier checkpoints are intact."
+    what = f"The checkpoint {path} could not be written: {error.strerror or error}. Earlier checkpoints are intact."
+    return f"{what} {advice_on(error)}".rstrip()

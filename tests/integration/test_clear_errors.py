@@ -1,4 +1,4 @@
-"""What used to end in a traceback or an unclear message, on real runs: a clear message, the right exit code, no debris."""
+"""What used to end in a traceback or an unclear message, on real runs: the cause, the fix and the right exit code."""
 
 from __future__ import annotations
 

@@ -26,8 +26,9 @@ WORDS = [
     "true", "none", "null", "auto", "é", "\udcff", "a\udcffb", "a\nb", "x" * 300, "../../x", "/", ".", "/dev/null",
     "/etc/passwd", "nowhere", "runs", "runs/run", "runs/run/plan.json", "task.toml", "bad.toml", "task.py:none", "mlp",
     "linear", "lenet", "digits", "iris", "mnist(", "mlp(hidden=", "sgd(lr=nan)", "adam", "accuracy", "mse_loss",
-    "allreduce", "sparknet", "updates | every(20) | int8", "allreduce until epoch 1, then sparknet", "every(-1)", "local",
-    "ray", "spark-local[x]", "attach://x", "cuda", "bf16", "900MB", "-2GB", "1 MB ", "stop", "shrink", "crop(padding=-1)",
+    "allreduce", "sparknet", "updates | every(20) | int8", "allreduce until epoch 1, then sparknet", "every(-1)",
+    "local", "ray", "spark-local[x]", "attach://x", "cuda", "bf16", "900MB", "-2GB", "1 MB ", "stop", "shrink",
+    "crop(padding=-1)",
     "image.png", "s3:/", "file:///nowhere", "kill worker 2 at step 412", "5s", "200 steps",
 ]  # fmt: skip
 OFFLINE = "the tests have no network"
