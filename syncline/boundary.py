@@ -101,7 +101,7 @@ def as_expected(error: BaseException) -> SynclineError | None:
     if isinstance(error, UnicodeEncodeError) and error.reason == "surrogates not allowed":
         shown = error.object[max(error.start - 20, 0) : error.end + 20].encode(errors="backslashreplace").decode()
         return ConfigError(
-            f"A name or a path is not valid UTF-8: {shown!r}. Syncline writes names as UTF-8: rename it.",
+            f"A name or a path is not valid UTF-8: '{shown}'. Syncline writes names as UTF-8: rename it.",
             code="not-utf8", text=shown,
         )  # fmt: skip
     number = errno.ENOMEM if isinstance(error, MemoryError) else _errno_of(error)

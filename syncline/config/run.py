@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import os
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal, get_args, get_origin, get_type_hints
@@ -139,6 +140,9 @@ class RunConfig:
                 "device", "mps", "'auto', 'cpu' or 'cuda': workers run on Linux, where torch has no Apple GPU",
                 allowed=["auto", "cpu", "cuda"],
             )  # fmt: skip
+        for name in ("out", "resume"):
+            if isinstance(getattr(self, name), os.PathLike):
+                object.__setattr__(self, name, os.fspath(getattr(self, name)))
         for name, hint in get_type_hints(type(self)).items():
             _check_type(name, hint, getattr(self, name))
         for name, (least, most) in _LIMITS.items():
@@ -230,6 +234,6 @@ def _check_text(name: str, value: str) -> None:
     except UnicodeEncodeError:
         shown = value.encode(errors="backslashreplace").decode()
         raise ConfigError(
-            f"{name} is {shown!r}, which is not valid UTF-8. Choose another.",
+            f"{name} is '{shown}', which is not valid UTF-8. Choose another.",
             code="not-utf8", setting=name, value=shown,
         ) from None  # fmt: skip

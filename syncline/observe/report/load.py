@@ -8,9 +8,8 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any
 
-from syncline.errors import ConfigError, UnknownName, nearest
+from syncline.errors import UnknownName, nearest
 from syncline.observe.report.record import RunRecord, record_of
 from syncline.telemetry.predictions import read_predictions
 from syncline.telemetry.run_dir import RunDir
@@ -33,18 +32,11 @@ def load(paths: Sequence[Path], is_live: Callable[[Path], bool]) -> list[RunReco
     records = []
     for run_dir, name in zip(found, short_names([run_dir.path for run_dir in found]), strict=True):
         record = record_of(name, run_dir.read_events())
-        record.plan = record.plan or _plan_of(run_dir)
+        record.plan = record.plan or run_dir.read_plan()
         record.is_live = is_live(run_dir.path)
         record.predictions = read_predictions(run_dir.predictions)
         records.append(record)
     return records
-
-
-def _plan_of(run_dir: RunDir) -> dict[str, Any]:
-    try:
-        return run_dir.read_plan()
-    except (OSError, ValueError) as error:
-        raise ConfigError(f"Cannot read {run_dir.plan} ({error}), and the run has no events.") from error
 
 
 def short_names(paths: Sequence[Path]) -> list[str]:

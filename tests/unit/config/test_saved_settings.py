@@ -72,3 +72,7 @@ def test_text_that_no_file_can_hold_is_refused(setting):
     assert (caught.value.code, caught.value.facts["setting"]) == ("not-utf8", setting)
     with pytest.raises(ConfigError):
         RunConfig(**{setting: "a\0b"})
+
+
+def test_a_path_may_be_given_as_such(tmp_path):
+    assert RunConfig(out=tmp_path, resume=tmp_path) == RunConfig(out=str(tmp_path), resume=str(tmp_path))
