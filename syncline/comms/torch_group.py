@@ -11,6 +11,10 @@ forever. A call that has not ended soon after the abort is abandoned, together w
 Groups are made directly, and torch's default group stays free. A process has only one of those, even if the attempt to
 create it hangs; and torch names groups by counting them, failed attempts included, so that ranks with different
 histories would not find each other.
+
+gloo does not authenticate connections, so its port is open only while the ranks connect: some milliseconds, or up to
+`_CONNECT_S` if one of them fails meanwhile. A stranger that finds it in that time costs a descriptor for as long as the
+group lives. One that speaks gloo's protocol could pose as a rank: only a trusted network prevents that.
 """
 
 from __future__ import annotations
@@ -23,7 +27,7 @@ import socket
 import struct
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from datetime import timedelta
 from typing import Any
 
@@ -31,6 +35,7 @@ import torch
 import torch.distributed as dist
 from torch.distributed import Store  # type: ignore[attr-defined]  # torch does not export it by name
 
+from syncline.comms.open_sockets import connections, drop_new_connections, listeners
 from syncline.errors import PeerFailed
 
 _CONNECT_S = 10.0
@@ -139,7 +144,7 @@ class TorchGroup:
         store.wait([f"here/{r}" for r in range(size)], timeout)
         before, made = _open_connections(), list[Any]()
         limit = timedelta(seconds=min(_CONNECT_S, timeout_s))
-        self.call_in_thread(lambda: made.append(dist.ProcessGroupGloo(store, rank, size, limit)))
+        self.call_in_thread(lambda: made.append(_new_gloo_group(store, rank, size, limit)))
         self._opened = _open_connections() - before
         self.group = made[0]
         self.group._set_default_timeout(timeout)
@@ -175,19 +180,33 @@ def _open_connections() -> frozenset[int]:
     return frozenset(number for number, _ in connections())
 
 
-def connections() -> Iterator[tuple[int, socket.socket]]:
-    """The TCP connections of this process, each with its inode number; valid only until the next one is yielded.
+def _new_gloo_group(store: Store, rank: int, size: int, timeout: timedelta) -> Any:
+    """A gloo group whose ranks are all connected to each other, and to which no one else can connect any more."""
+    before = {number for number, _ in listeners()}
+    options: Any = dist.ProcessGroupGloo._Options()  # type: ignore[attr-defined]  # torch's stubs leave it out
+    options._devices = _gloo_devices()
+    options._threads, options._timeout = 2 * len(options._devices), timeout
+    ours = {number for number, _ in listeners()} - before
+    group = dist.ProcessGroupGloo(store, rank, size, options)
+    # This rank has all its connections now, so it needs no listener. gloo would keep what strangers connect, and end
+    # the process when it has no descriptor left.
+    for number, listener in listeners():
+        if number in ours:
+            drop_new_connections(listener)
+    return group
 
-    Listening sockets are left out.
+
+def _gloo_devices() -> list[Any]:
+    """One for each interface, as torch itself would have it, except that all ranks connect at once.
+
+    Torch's setting TORCH_GLOO_LAZY_INIT would have ranks connect when they first exchange something. `abort` would not
+    know those connections, and the listeners had to stay open.
     """
-    for entry in os.listdir("/proc/self/fd"):
-        with contextlib.suppress(OSError):  # not a socket, or closed in the meantime
-            if not os.readlink(f"/proc/self/fd/{entry}").startswith("socket:"):
-                continue
-            with socket.socket(fileno=os.dup(int(entry))) as found:
-                is_tcp = found.family in (socket.AF_INET, socket.AF_INET6) and found.type == socket.SOCK_STREAM
-                if is_tcp and not found.getsockopt(socket.SOL_SOCKET, socket.SO_ACCEPTCONN):
-                    yield os.fstat(found.fileno()).st_ino, found
+    make: Any = dist.ProcessGroupGloo.create_device
+    names = [name for name in os.environ.get("GLOO_SOCKET_IFNAME", "").split(",") if name]
+    if names:
+        return [make(interface=name, lazy_init=False) for name in names]
+    return [dist.ProcessGroupGloo.create_default_device(lazy_init=False)]
 
 
 def interface_of(address: str) -> str | None:

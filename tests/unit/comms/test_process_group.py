@@ -121,3 +121,44 @@ def train(rank, number):
 for number in range(8):
     succeed([in_a_process(lambda: train(rank, number)) for rank in range(2)])
 """)
+
+
+def test_once_all_ranks_are_connected_no_one_else_can_connect_and_all_of_them_still_exchange():
+    run("""
+import socket
+from syncline.comms.open_sockets import listeners
+
+os.environ["TORCH_GLOO_LAZY_INIT"] = "1"  # a user's setting with which ranks would connect when they first exchange
+everyone = {r: {s: 1 / 3 for s in range(3)} for r in range(3)}
+
+def closed_ports():
+    ports = {found.getsockname()[1] for _, found in listeners()} - {port}  # the store's is inherited
+    for each in ports:
+        try:
+            socket.create_connection(("127.0.0.1", each), timeout=0.1)
+            raise AssertionError(f"port {each} is open")
+        except TimeoutError:
+            pass
+    return len(ports)
+
+def exchange(mine, count):
+    tensor = torch.full((5,), float(mine.rank))
+    mine.mix_(tensor, everyone if count == 3 else {0: {0: 0.5, 1: 0.5}, 1: {0: 0.5, 1: 0.5}})
+    assert torch.allclose(tensor, torch.full((5,), (count - 1) / 2)), "every rank takes from every other"
+    mine.all_reduce_(tensor)
+    mine.barrier()
+
+def train(rank):
+    for view in range(3):  # after a failure, a new group is formed in the same process
+        mine = group(f"view-{view}", rank, 3)
+        assert closed_ports() == 1
+        exchange(mine, 3)
+        child = mine.split(int(rank == 2))
+        if rank < 2:
+            assert closed_ports() == 2
+            exchange(child, 2)
+        exchange(mine, 3)
+        mine.close()
+
+succeed([in_a_process(lambda: train(rank)) for rank in range(3)])
+""")
