@@ -5,7 +5,7 @@ Here: the keys, `Router`, which many processes connect to, and `Dealer`, which c
 
 There are two key pairs, one for the listening end and one that all clients share. Only a process that was given the
 client pair can connect, and all traffic is encrypted. A connection without the key costs a descriptor for a few
-seconds.
+seconds, and `accept_guard.py` limits how many there are.
 
 Keys that both ends derive from a secret are derived with scrypt. A program that records a handshake can check guesses
 of the secret by itself, and people choose secrets that can be guessed: scrypt makes each guess cost 16 MB and tens of
@@ -23,6 +23,8 @@ from typing import NamedTuple
 import zmq
 import zmq.auth.thread
 from zmq.utils import z85
+
+from syncline.comms.accept_guard import AcceptGuard
 
 _CONNECT_MS = 2000  # then again: after a network partition, the kernel would wait longer with each attempt
 _HANDSHAKE_MS = 5000  # later handshakes are dropped; ZeroMQ clients retry by themselves
@@ -62,6 +64,7 @@ class Router:
     def __init__(self, host: str, keys: Keys, port: int | None = None) -> None:
         """Listen at `port`, or at a free one; `zmq.ZMQError` if the port is taken."""
         _raise_descriptor_limit()
+        self._guard: AcceptGuard | None = None
         self._context = zmq.Context()
         self._authenticator = zmq.auth.thread.ThreadAuthenticator(self._context)
         self._authenticator.start()
@@ -86,6 +89,7 @@ class Router:
             self.close()
             raise
         self.address = f"tcp://{host}:{port}"
+        self._guard = AcceptGuard(port, _HANDSHAKE_MS / 1000)
 
     def receive(self) -> tuple[bytes, bytes] | None:
         """The next message with its sender's identity; None if there is none, or it is malformed."""
@@ -101,6 +105,8 @@ class Router:
 
     def close(self) -> None:
         self.socket.close()
+        if self._guard is not None:
+            self._guard.close()
         self._authenticator.stop()
         self._context.term()
 
@@ -151,8 +157,9 @@ class _OnlyKey:
 def _raise_descriptor_limit() -> None:
     """Raise this process's limit of open descriptors as far as the system allows.
 
-    ZeroMQ here and gloo in the workers accept every connection before they authenticate it. Out of descriptors, ZeroMQ
-    busy-waits and gloo ends the process; many systems start with a soft limit of 1024 and allow far more.
+    ZeroMQ here accepts every connection before it authenticates it, and so does gloo in the workers while a group
+    forms. Out of descriptors, ZeroMQ busy-waits and gloo ends the process; many systems start with a soft limit of 1024
+    and allow far more.
     """
     now, most = resource.getrlimit(resource.RLIMIT_NOFILE)
     wanted = _MOST_DESCRIPTORS if most == resource.RLIM_INFINITY else min(most, _MOST_DESCRIPTORS)
