@@ -38,6 +38,8 @@ _TOKEN_BYTES = 32
 _UNNAMED_S = 10.0
 """How long a new liveness connection may take to identify itself."""
 _MOST_UNNAMED = 64
+_BACKLOG = 1024
+"""With a full queue, an agent's connection attempt waits for a second or more before it is retried."""
 _TICK_S = 0.25
 
 
@@ -70,7 +72,8 @@ class AgentServer:
                 code="cannot-listen", host=host, port=port,
             ) from None  # fmt: skip
         self.address = self._router.address.removeprefix("tcp://")
-        self._liveness = socket.create_server((host, 0))
+        self._liveness = socket.create_server((host, 0), backlog=_BACKLOG)
+        self._liveness.setblocking(False)  # a connection may be gone again before it is accepted
         self._heard_at: dict[str, float] = {}
         self._tokens: dict[bytes, str] = {}
         self._connections: dict[socket.socket, str] = {}

@@ -23,6 +23,8 @@ from syncline.observe.live.follow import Follower
 from syncline.observe.live.live_page import TOKEN_HEADER, live_page, update
 
 _LOOPBACK = "127.0.0.1"
+_MOST_REQUESTS = 64
+"""How many requests are handled at a time; each has a thread, and a client can hold it for `_Handler.timeout`."""
 
 
 class WatchServer:
@@ -36,7 +38,7 @@ class WatchServer:
         self.on_page: Callable[[], None] = lambda: None
         """Called whenever the page itself is requested."""
         try:
-            self._server = _Server((_LOOPBACK, port), type("Handler", (_Handler,), {"watch": self}))
+            self._server = _BoundedServer((_LOOPBACK, port), type("Handler", (_Handler,), {"watch": self}))
         except OSError as error:
             raise ConfigError(
                 f"Cannot use port {port} ({error.strerror}). Leave --port out to get a free one."
@@ -85,8 +87,31 @@ class WatchServer:
         return True
 
 
-class _Server(ThreadingHTTPServer):
+class _BoundedServer(ThreadingHTTPServer):
+    """Hangs up on connections beyond `_MOST_REQUESTS`."""
+
     daemon_threads = True
+    request_queue_size = 1024
+
+    def __init__(self, address: tuple[str, int], handler: type[BaseHTTPRequestHandler]) -> None:
+        self._free = threading.Semaphore(_MOST_REQUESTS)
+        super().__init__(address, handler)
+
+    def process_request(self, request: Any, client_address: Any) -> None:
+        if not self._free.acquire(blocking=False):
+            self.shutdown_request(request)
+            return
+        try:
+            super().process_request(request, client_address)
+        except BaseException:  # no thread could be started
+            self._free.release()
+            raise
+
+    def process_request_thread(self, request: Any, client_address: Any) -> None:
+        try:
+            super().process_request_thread(request, client_address)
+        finally:
+            self._free.release()
 
     def handle_error(self, request: Any, client_address: Any) -> None:
         """A browser drops connections whenever it likes: that is no error."""

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import http.client
 import json
+import socket
 import threading
+import time
 from collections.abc import Iterator
 from contextlib import closing, contextmanager
 from pathlib import Path
@@ -13,6 +15,7 @@ import pytest
 from report_runs import nobody, progress, started, whole_run, write_run
 
 from syncline.errors import ConfigError
+from syncline.observe.live import server as live_server
 from syncline.observe.live.follow import Follower
 from syncline.observe.live.server import WatchServer
 from syncline.telemetry.events import to_line
@@ -131,3 +134,25 @@ def test_what_is_no_address_is_refused(tmp_path, capfd):
         assert ask(server, "GET", "//[")[0] == 400
         assert ask(server, "POST", "//[")[0] == 404
     assert capfd.readouterr().err == ""
+
+
+def test_clients_that_say_nothing_hold_few_threads_and_the_page_is_there_again_when_they_leave(tmp_path, monkeypatch):
+    monkeypatch.setattr(live_server, "_MOST_REQUESTS", 3)
+    with serving(write_run(tmp_path / "run", whole_run())) as server:
+        held = [socket.create_connection(("127.0.0.1", server.port), timeout=10) for _ in range(3)]
+        with socket.create_connection(("127.0.0.1", server.port), timeout=10) as one_too_many:
+            assert one_too_many.recv(1) == b"", "it is closed at once"
+        for silent in held:
+            silent.close()
+        deadline = time.monotonic() + 10
+        while (status := status_of_page(server)) is None:
+            assert time.monotonic() < deadline, "those that left are still counted"
+        assert status == 200
+
+
+def status_of_page(server: WatchServer) -> int | None:
+    """None if the server hangs up."""
+    try:
+        return ask(server, "GET", f"/?token={server.token}")[0]
+    except (ConnectionError, http.client.HTTPException):
+        return None
