@@ -1,4 +1,7 @@
-"""Strangers at every port of a run: training continues undisturbed, and they learn nothing."""
+"""Strangers at every port of a run: training continues undisturbed, and they learn nothing.
+
+SYNCLINE_TEST_STRANGERS=50000 has that many connect to each port, as `make nightly` does.
+"""
 
 from __future__ import annotations
 
@@ -22,8 +25,9 @@ from typing import Any, NamedTuple
 import msgspec
 import pytest
 import zmq
+from flood import flood
 from real_runs import environment, final_state, same_bits
-from under_attack import number_in, train, write_number
+from under_attack import DESCRIPTORS, number_in, train, write_number
 from zmq.utils import z85
 
 from syncline.comms.connection import ClientConnection
@@ -35,9 +39,13 @@ from syncline.errors import PeerFailed
 LIMIT_S = 60.0
 STEPS, WORKERS, SERVERS = 60, 2, 1
 HALF_OPEN = 1000
+FLOOD = int(os.environ.get("SYNCLINE_TEST_STRANGERS", "3000"))  # to each port, and more than a process may have open
+PER_SECOND = 5000.0
 LONGEST_GREETING = 300  # ZeroMQ's greeting and its half of a handshake, in cipher; our servers' 32 bytes
+OPEN_PORTS = {"shared memory": 1, "servers": 1 + SERVERS, "torch.distributed": 2}  # the coordinator's, and others
 LOOPBACK = {"0100007F", "00000000000000000000000001000000", "0000000000000000FFFF00000100007F"}
-RUNS = {
+RUNS: dict[str, dict[str, Any]] = {
+    "shared memory": {"workers": WORKERS, "max_steps": STEPS},
     "servers": {"strategy": "ssp(bound=0)", "workers": WORKERS, "max_steps": STEPS},
     "torch.distributed": {"collective": "process-group", "workers": WORKERS, "max_steps": STEPS},
 }
@@ -89,6 +97,14 @@ class Run:
         self.allow(STEPS)
         assert self.process.wait(LIMIT_S) == 0, (self.folder / "log").read_text()
         found: dict[str, Any] = json.loads((self.folder / "result.json").read_text())
+        return found
+
+    def descriptors(self) -> dict[int, int]:
+        """How many each of its processes has open."""
+        found = {}
+        for pid in _tree(self.process.pid):
+            with contextlib.suppress(OSError):  # a process that has ended
+                found[pid] = len(os.listdir(f"/proc/{pid}/fd"))
         return found
 
     def listeners(self) -> list[Listener]:
@@ -273,7 +289,7 @@ def count_visits(run: Run, port: int, more: int) -> int:
         store.close()
 
 
-def besiege(run: Run, listener: Listener, kind: str, *, has_handshake: bool) -> Strangers:
+def besiege(run: Run, listener: Listener, kind: str) -> Strangers:
     """Everything that can be tried at one port without the secret."""
     generator = random.Random(1)
     strangers = Strangers(listener.port)
@@ -289,43 +305,84 @@ def besiege(run: Run, listener: Listener, kind: str, *, has_handshake: bool) -> 
         for wrong in ({"server_key": public}, {"public_key": public, "secret_key": secret}):
             spec = msgspec.structs.replace(run.spec, **wrong)
             strangers.heard.append(shake_hands(spec, zmq.EVENT_DISCONNECTED).heard)
-    if has_handshake:
-        honest = recorded(run, listener, kind)
-        assert len(honest) >= 64
-        for _ in range(3):
-            strangers.shout(honest)
+    honest = recorded(run, listener, kind)
+    assert len(honest) >= 64
+    for _ in range(3):
+        strangers.shout(honest)
     for _ in range(HALF_OPEN):
         strangers.connect()
     return strangers
 
 
+def is_open(listener: Listener) -> bool:
+    """Whether it accepts connections; gloo's listeners do not any more."""
+    try:
+        socket.create_connection(("127.0.0.1", listener.port), timeout=0.5).close()
+    except TimeoutError:
+        return False
+    return True
+
+
+def undisturbed(folder: Path, kind: str) -> dict[str, Any]:
+    folder.mkdir()
+    write_number(folder / "allowed", STEPS)
+    return train(folder, 0.0, **RUNS[kind])
+
+
+def is_same(found: dict[str, Any], expected: dict[str, Any]) -> bool:
+    assert found["steps"] == expected["steps"] == STEPS
+    assert found["metrics"] == expected["metrics"]
+    return same_bits(*(final_state(Path(each["run_dir"]))["model"] for each in (found, expected)))
+
+
 @pytest.mark.usefixtures("_descriptors")
-@pytest.mark.parametrize("kind", RUNS)
+@pytest.mark.parametrize("kind", ["servers", "torch.distributed"])
 def test_training_continues_under_attack_and_strangers_learn_nothing(tmp_path, kind):
-    (tmp_path / "quiet").mkdir()
-    write_number(tmp_path / "quiet" / "allowed", STEPS)
-    expected = train(tmp_path / "quiet", 0.0, **RUNS[kind])
+    expected = undisturbed(tmp_path / "quiet", kind)
     with running(tmp_path / "besieged", kind) as run:
         run.allow(STEPS - 20)
         until(lambda: run.steps > 2, "the first steps")
         listeners = run.listeners()
-        # The coordinator's, and: the servers', or the store's and one of each worker that gloo has made.
-        assert len(listeners) == (1 + SERVERS if kind == "servers" else 2 + WORKERS), listeners
         assert {listener.address for listener in listeners} <= LOOPBACK
-        ours = [each for each in listeners if kind == "servers" or each.pid == run.process.pid]  # not gloo's
+        ours = [each for each in listeners if is_open(each)]
+        assert len(ours) == OPEN_PORTS[kind], listeners
         stores = [each.port for each in ours if kind != "servers" and each.port != port_of(run.spec)]
-        siege = [besiege(run, each, kind, has_handshake=each in ours) for each in listeners]
+        siege = [besiege(run, each, kind) for each in ours]
         run.allow(STEPS - 10)
         until(lambda: run.steps == STEPS - 10, "ten steps more, under siege")
         for port in stores:
             assert count_visits(run, port, 0) == 1, "what was replayed was not obeyed"
         heard = [data for strangers in siege for data in strangers.close()]
         found = run.result()
-    assert found["steps"] == expected["steps"] == STEPS
-    assert found["metrics"] == expected["metrics"]
-    assert same_bits(*(final_state(Path(each["run_dir"]))["model"] for each in (found, expected)))
-    assert len(heard) > HALF_OPEN * len(listeners)
+    assert is_same(found, expected)
+    assert len(heard) > HALF_OPEN * len(ours)
     assert max(map(len, heard)) <= LONGEST_GREETING
     everything = b"\n".join(heard)
     for secret in (run.secret, *map(z85.decode, (run.spec.secret_key, run.spec.public_key, run.spec.server_key))):
         assert not any(form in everything for form in (secret, secret.hex().encode(), z85.encode(secret)))
+
+
+@pytest.mark.parametrize("kind", RUNS)
+def test_more_connections_than_a_process_may_have_open_change_nothing(tmp_path, kind):
+    expected = undisturbed(tmp_path / "quiet", kind)
+    with running(tmp_path / "flooded", kind) as run:
+        run.allow(STEPS - 20)
+        until(lambda: run.steps > 2, "the first steps")
+        listeners, before = run.listeners(), run.descriptors()
+        ports = {listener.port: listener.pid for listener in listeners}
+        most = dict(before)
+        with flood(list(ports), FLOOD, per_second=PER_SECOND) as strangers:
+            while not strangers.is_over:
+                most = {pid: max(most.get(pid, 0), count) for pid, count in run.descriptors().items()}
+                threading.Event().wait(0.02)
+            outcomes = strangers.outcomes()
+            run.allow(STEPS - 10)
+            until(lambda: run.steps == STEPS - 10, "ten steps more, with all strangers there")
+        found = run.result()
+    print({"kind": kind, "outcomes": outcomes, "before": before, "most": most})
+    assert is_same(found, expected)
+    assert sum(bool(each.get("connected")) for each in outcomes.values()) == OPEN_PORTS[kind]
+    assert all(not each.get("not tried") for each in outcomes.values())
+    assert max(most.values()) < DESCRIPTORS
+    workers = set(before) - {pid for port, pid in ports.items() if outcomes[port].get("connected")}
+    assert all(most[pid] < before[pid] + 20 for pid in workers), "gloo has accepted none of them"

@@ -23,7 +23,8 @@ import syncline
 from syncline.comms.control import ControlServer, Welcome
 
 LIMIT_S = 120.0
-DESCRIPTORS = 1024  # what most systems start a process with
+FEW_DESCRIPTORS = 1024  # what most systems start a process with
+DESCRIPTORS = 2048  # and what it may raise that to, here
 
 
 class ModelUnderAttack(nn.Module):
@@ -83,7 +84,8 @@ def main() -> None:
     """With few descriptors at the start, and without keeping a secret from who started it."""
     settings = Path(sys.argv[1])
     _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
-    resource.setrlimit(resource.RLIMIT_NOFILE, (min(most, DESCRIPTORS), most))
+    limits = [n if most == resource.RLIM_INFINITY else min(most, n) for n in (FEW_DESCRIPTORS, DESCRIPTORS)]
+    resource.setrlimit(resource.RLIMIT_NOFILE, (limits[0], limits[1]))
     _reveal_secrets(settings.parent)
     found = train(settings.parent, **json.loads(settings.read_text()))
     (settings.parent / "result.json").write_text(json.dumps(found))
