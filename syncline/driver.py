@@ -12,7 +12,7 @@ import os
 import secrets
 import time
 from collections.abc import Iterator
-from contextlib import closing, contextmanager, nullcontext
+from contextlib import closing, contextmanager, nullcontext, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -340,7 +340,8 @@ def _written_task(run_dir: RunDir, what: Task | Script) -> Iterator[Path]:
         else:
             yield temporary
     finally:
-        temporary.unlink(missing_ok=True)
+        with suppress(OSError):  # the run directory may be gone
+            temporary.unlink()
 
 
 def _load_model(what: Task | Script, run_dir: RunDir) -> Any:

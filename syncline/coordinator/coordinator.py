@@ -372,7 +372,7 @@ class LogFollower:
                 *whole, self._rest = (self._rest + data).split(b"\n")
                 for line in whole:
                     yield line.decode(errors="replace").rstrip("\r")
-        except FileNotFoundError:
+        except OSError:  # not there yet, or the run directory was removed
             return
         if is_final and self._rest:
             yield self._rest.decode(errors="replace")

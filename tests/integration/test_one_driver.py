@@ -8,6 +8,7 @@ import os
 import shutil
 import signal
 import subprocess
+import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -16,7 +17,8 @@ from pathlib import Path
 import pytest
 from real_runs import environment, final_state
 from real_runs import syncline as command
-from warm_process import warm_process
+
+from syncline.telemetry.run_lock import holder_of
 
 TASK = """
 import pathlib, threading
@@ -31,36 +33,40 @@ class Steps(torch.nn.Module):
 
     def forward(self, x):
         if self.training and not pathlib.Path("enough").exists():
-            threading.Event().wait(0.01)
+            threading.Event().wait(0.2)
         return self.net(x)
 
 count = int(pathlib.Path("count").read_text()) if pathlib.Path("count").exists() else 103
 data = torch.randn(count, 12, generator=torch.Generator().manual_seed(1)), torch.zeros(count, dtype=torch.long)
 task = syncline.Task(model=Steps(), data=data, optimizer=syncline.sgd(lr=0.01))
 """
-OPTIONS = ("task.py:task", "--workers", "2", "--batch", "10", "--checkpoint-every-steps", "5", "--quiet")
+OPTIONS = ("task.py:task", "--workers", "2", "--batch", "52", "--checkpoint-every-steps", "2", "--quiet")
 
 
 @contextlib.contextmanager
 def driver(folder: Path, *arguments: str) -> Iterator[subprocess.Popen[str]]:
     """A driver as a process of its own, which is ended in any case."""
     process = subprocess.Popen(
-        warm_process().words("-m", "syncline.cli.main", *arguments),
+        [sys.executable, "-m", "syncline.cli.main", *arguments],
         cwd=folder, env=environment(), text=True, stdout=subprocess.PIPE, stderr=subprocess.PIPE,
     )  # fmt: skip
     try:
         yield process
     finally:
         if process.poll() is None:
+            process.send_signal(signal.SIGCONT)
             process.send_signal(signal.SIGINT)
-        process.communicate(timeout=60)
+        try:
+            process.communicate(timeout=30)
+        finally:
+            process.kill()
 
 
 @contextlib.contextmanager
 def live_run(folder: Path) -> Iterator[subprocess.Popen[str]]:
     """A run in progress with a checkpoint, in runs/live."""
     (folder / "task.py").write_text(TASK)
-    with driver(folder, "train", *OPTIONS, "--epochs", "400", "--name", "live") as process:
+    with driver(folder, "train", *OPTIONS, "--epochs", "60", "--name", "live") as process:
         until(lambda: any((folder / "runs" / "live" / "checkpoints").glob("step-*.json")))
         yield process
 
@@ -70,6 +76,11 @@ def until(is_so: Callable[[], bool], limit_s: float = 30) -> None:
     while not is_so():
         assert time.monotonic() < deadline, f"did not happen within {limit_s:g} s"
         threading.Event().wait(0.02)
+
+
+def is_driven_by(run_dir: Path, process: subprocess.Popen[str]) -> bool:
+    holder = holder_of(run_dir)
+    return holder is not None and holder.pid == process.pid
 
 
 def test_a_live_run_is_not_resumed_and_the_error_names_its_driver_and_watch(tmp_path):
@@ -85,12 +96,12 @@ def test_a_live_run_is_not_resumed_and_the_error_names_its_driver_and_watch(tmp_
         assert first.wait(60) == 0
     audit = command("audit", "runs/live", cwd=tmp_path)
     assert audit.code == 0, audit.out
-    assert command("resume", "runs/live", "--epochs", "401", cwd=tmp_path).code == 0, "its lock is free again"
+    assert command("resume", "runs/live", "--epochs", "61", cwd=tmp_path).code == 0, "its lock is free again"
 
 
 def test_resume_auto_leaves_a_live_run_alone(tmp_path):
     with live_run(tmp_path) as first:
-        other = command("train", *OPTIONS, "--epochs", "400", "--max-steps", "5", "--resume", "auto", cwd=tmp_path)
+        other = command("train", *OPTIONS, "--epochs", "60", "--max-steps", "5", "--resume", "auto", cwd=tmp_path)
         assert other.code == 0, other.err
         assert len(list((tmp_path / "runs").iterdir())) == 2, "a new run"
         (tmp_path / "enough").touch()
@@ -104,7 +115,7 @@ def test_with_wait_a_second_driver_continues_when_the_first_has_ended(tmp_path):
         first.send_signal(signal.SIGINT)
         assert first.wait(60) == 130
         (tmp_path / "enough").touch()
-        assert json.loads(second.communicate(timeout=60)[0].splitlines()[-1])["epochs"] == 400
+        assert json.loads(second.communicate(timeout=60)[0].splitlines()[-1])["epochs"] == 60
         assert second.returncode == 0
     assert command("audit", "runs/live", cwd=tmp_path).code == 0
 
@@ -131,7 +142,9 @@ def test_if_the_lock_is_deleted_the_first_driver_stops_and_the_audit_reports_bot
         (tmp_path / "runs" / "live" / "driver.lock").unlink()
         (tmp_path / "runs" / "live" / "workers.lock").unlink()
         with driver(tmp_path, "resume", "runs/live", "--quiet") as second:
-            until(lambda: str(second.pid) in (tmp_path / "runs" / "live" / "driver.lock").read_text())
+            until(lambda: is_driven_by(tmp_path / "runs" / "live", second))
+            session = holder_of(tmp_path / "runs" / "live").session
+            until(lambda: session in (tmp_path / "runs" / "live" / "ledger.jsonl").read_text())
             first.send_signal(signal.SIGCONT)
             assert first.wait(30) == 1
             assert f"process {second.pid}" in first.communicate()[1]
@@ -146,7 +159,7 @@ def test_a_deleted_lock_is_made_again(tmp_path):
     lock = tmp_path / "runs" / "live" / "driver.lock"
     with live_run(tmp_path) as first:
         lock.unlink()
-        until(lambda: lock.exists() and str(first.pid) in lock.read_text())
+        until(lambda: is_driven_by(lock.parent, first))
         assert command("resume", "runs/live", cwd=tmp_path).code == 1
 
 
@@ -164,12 +177,12 @@ def test_a_run_directory_that_vanishes_is_written_again_and_can_be_audited_and_r
         assert first.wait(60) == 130
         assert "was removed or moved" in first.communicate()[1]
     (tmp_path / "enough").touch()
-    resumed = command("resume", "runs/live", "--epochs", "100", cwd=tmp_path)
+    resumed = command("resume", "runs/live", "--epochs", "60", cwd=tmp_path)
     assert resumed.code == 0, resumed.err
     audit = command("audit", "runs/live", cwd=tmp_path)
     assert audit.code == 0, audit.out
     events = (run_dir / "events.jsonl").read_text().splitlines()
-    assert json.loads(events[0])["event"] == "run-started", "all events are there"
+    assert json.loads(events[0])["event"] == "run_started", "all events are there"
 
 
 def _remove(run_dir: Path, *, also_folder: bool) -> None:
