@@ -140,7 +140,12 @@ class Coordinator:
                 while (message := self._server.receive()) is not None:
                     instructions += self._on_message(message)
                 for exit in self._engine.poll():
+                    if exit.reason:
+                        # Its node agent is gone, but it may still be there: it must not take part any more.
+                        self._server.send(exit.worker_id, Abort(exit.reason))
                     instructions += self.supervision.on_exit(exit, time.monotonic())
+                for problem in self._engine.problems():
+                    self._emit(WarningMessage(message=problem))
                 while interrupts:
                     number = interrupts.pop(0)
                     self.stopped_by = self.stopped_by or signal.Signals(number).name

@@ -65,6 +65,9 @@ class Engine(Protocol):
     def poll(self) -> list[Exit]:
         """The workers that have ended since the last call. Does not wait."""
 
+    def problems(self) -> list[str]:
+        """What went wrong with processes of the engine's own since the last call, as sentences for the user."""
+
     def kill(self, worker_id: int | None = None) -> None:
         """Kill all workers now, or one."""
 

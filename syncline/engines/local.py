@@ -1,21 +1,23 @@
 """Workers as processes on this machine: the default engine.
 
 Here: `LocalEngine`, which forks workers from a zygote process (`zygote.py`). The zygote starts importing torch as soon
-as the engine is created, while the driver still reads its configuration. The hosts of this engine are network
-namespaces of this machine, if there are any (`network.py`).
+as the engine is created, while the driver still reads its configuration. If the zygote gets stuck, the engine starts
+another one; the workers of the first one continue. The hosts of this engine are network namespaces of this machine, if
+there are any (`network.py`). Not here: one zygote and its workers (`zygote_process.py`), and when it counts as stuck
+(`zygote_monitor.py`).
 """
 
 from __future__ import annotations
 
 import contextlib
-import json
-import os
 import select
+import signal
 import socket
 import subprocess
 import sys
 import tempfile
-from collections.abc import Callable, Mapping
+import time
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 
 import msgspec
@@ -24,18 +26,11 @@ from syncline.comms.control import LaunchSpec, RunFiles
 from syncline.config.owned_files import file_mode, make_directory
 from syncline.engines.engine import Exit
 from syncline.engines.network import LOOPBACK, Network
+from syncline.engines.zygote_process import Launch, ZygoteEnded, ZygoteProcess, zygote_arguments, zygote_environment
 from syncline.errors import SynclineError
 from syncline.planning.machine import Machine
 
 _CLOSE_TIMEOUT_S = 20.0
-_ENVIRONMENT = {
-    # Workers set their number of threads themselves; a zygote with threads could not be forked.
-    "OMP_NUM_THREADS": "1",
-    "OPENBLAS_NUM_THREADS": "1",
-    "MKL_NUM_THREADS": "1",
-    # A local run uses loopback only, unless the worker is given another address (`comms/process_group.py`).
-    "GLOO_SOCKET_IFNAME": "lo",
-}
 
 
 class LocalEngine:
@@ -55,22 +50,15 @@ class LocalEngine:
                 platform=sys.platform,
             )
         self.network = network
-        self._socket, theirs = socket.socketpair()
-        namespaces = [host.namespace for host in network.hosts if host.namespace is not None]
-        with theirs:
-            arguments = (int(kills_at_once), theirs.fileno(), *namespaces)
-            self._zygote = subprocess.Popen(
-                [sys.executable, "-m", "syncline.engines.zygote", *map(str, arguments)],
-                pass_fds=[theirs.fileno(), *namespaces],
-                env={**os.environ, **_ENVIRONMENT, **(environment or {}), "PYTHONPATH": _python_path()},
-                stdin=subprocess.DEVNULL,
-                # Ctrl-C in the terminal goes to the driver alone.
-                start_new_session=True,
-            )
-        self._poll = select.poll()
-        self._poll.register(self._socket, select.POLLIN)
-        self._received = b""
+        self._kills_at_once, self._environment = kills_at_once, environment or {}
+        self._ready = select.epoll()
+        self._stuck: list[ZygoteProcess] = []  # their workers die with them, so they stay as long as these
+        self._problems: list[str] = []
+        self._canceled: list[Exit] = []
+        self._folders: list[str] = []
         self._closed = self._has_launched = False
+        self._started = 0
+        self._zygote = self._start_zygote()
 
     def reserve(self, workers: int, report: Callable[[str], None]) -> None:
         """Nothing to wait for on this machine."""
@@ -88,66 +76,111 @@ class LocalEngine:
         make_directory(log.parent)
         host = self.network.host_of(spec.worker_id)
         sent = msgspec.to_builtins(msgspec.structs.replace(spec, host=host.address))
-        how = {"log": str(log.resolve()), "log_mode": file_mode(log.parent), "namespace": host.namespace}
-        self._send({"do": "launch", "spec": sent, **how})
+        order = {
+            "do": "launch", "spec": sent, "log": str(log.resolve()), "log_mode": file_mode(log.parent),
+            "namespace": host.namespace,
+        }  # fmt: skip
+        with self._explaining():
+            self._zygote.launch((spec.worker_id, spec.life), Launch(order))
 
     def scratch(self) -> Path:
         """A new folder that is deleted when this engine ends, even if this process is killed."""
         folder = tempfile.mkdtemp(prefix="syncline-agent-")
         self._has_launched = True  # the zygote must clean up at its end
-        self._send({"do": "remove-at-exit", "folder": folder})
+        self._folders.append(folder)
+        with self._explaining():
+            self._zygote.send({"do": "remove-at-exit", "folder": folder})
         return Path(folder)
 
     def poll(self) -> list[Exit]:
         """The workers that have ended."""
-        while self._poll.poll(0):
-            data = self._socket.recv(65536)
-            if not data:
-                code = self._zygote.wait(timeout=5)
-                raise SynclineError(
-                    f"The process that starts workers ended with exit code {code}. Its last output is above; "
-                    "if there is none, it was killed, perhaps by the out-of-memory killer.",
-                    code="zygote-failed",
-                    exit_code=code,
-                )
-            self._received += data
-        *lines, self._received = self._received.split(b"\n")
-        return [Exit(**json.loads(line)) for line in lines]
+        now = time.monotonic()
+        ended = {descriptor for descriptor, _ in self._ready.poll(0)}
+        exits, self._canceled = self._canceled, []
+        with self._explaining():
+            exits += self._zygote.poll(now, ended)
+            if self._zygote.has_ended:
+                raise ZygoteEnded
+            if (why := self._zygote.why_stuck(now)) is not None:
+                self._replace(why)
+        for zygote in list(self._stuck):
+            exits += zygote.poll(now, ended)
+            if not zygote.has_workers:
+                self._stuck.remove(zygote)
+                zygote.wait(0)
+        return exits
+
+    def problems(self) -> list[str]:
+        problems, self._problems = self._problems, []
+        return problems
 
     def kill(self, worker_id: int | None = None) -> None:
         """Kill all workers now, or one."""
-        self._send({"do": "kill", "worker_id": worker_id})
+        for zygote in self._stuck:
+            zygote.kill(worker_id)
+        with self._explaining():
+            self._zygote.kill(worker_id)
 
     def close(self) -> None:
         """End the workers and the zygote."""
         if self._closed:
             return
         self._closed = True
-        with contextlib.suppress(SynclineError):  # it has ended already
-            self._send({"do": "end"})
-        self._socket.close()
+        zygotes = [*self._stuck, self._zygote]
+        for zygote in zygotes:
+            zygote.end()
         if not self._has_launched:
-            self._zygote.kill()  # it has no workers to wait for, and may be in the middle of a long import
-        try:
-            self._zygote.wait(timeout=_CLOSE_TIMEOUT_S)
-        except subprocess.TimeoutExpired:
-            self._zygote.kill()  # the workers die with it
-            self._zygote.wait()
+            self._zygote.process.kill()  # it has no workers to wait for, and may be in the middle of a long import
+        deadline = time.monotonic() + _CLOSE_TIMEOUT_S
+        for zygote in zygotes:
+            zygote.wait(max(0.0, deadline - time.monotonic()))
+        self._ready.close()
 
     def fileno(self) -> int:
         """Readable when a worker has ended."""
-        return self._socket.fileno()
+        return self._ready.fileno()
 
-    def _send(self, order: dict[str, object]) -> None:
+    def _start_zygote(self) -> ZygoteProcess:
+        ours, theirs = socket.socketpair()
+        namespaces = [host.namespace for host in self.network.hosts if host.namespace is not None]
+        predecessors = [zygote.descriptor for zygote in self._stuck]
+        with theirs:
+            process = subprocess.Popen(
+                zygote_arguments(self._kills_at_once, theirs.fileno(), predecessors, namespaces),
+                pass_fds=[theirs.fileno(), *predecessors, *namespaces],
+                env=zygote_environment(self._environment),
+                stdin=subprocess.DEVNULL,
+                # Ctrl-C in the terminal goes to the driver alone.
+                start_new_session=True,
+            )
+        self._started += 1
+        # If the machine is so slow that a zygote cannot answer in time, starting more of them must not make it slower.
+        return ZygoteProcess(process, ours, self._ready, patience=2.0 ** (self._started - 1))
+
+    def _replace(self, why: str) -> None:
+        """Start another zygote in place of a stuck one, and give it what that one has not done."""
+        self._problems.append(f"The process that starts workers does not respond ({why}); starting another one.")
+        launches = self._zygote.retire()
+        self._stuck.append(self._zygote)
+        self._zygote = self._start_zygote()
+        for folder in self._folders:
+            self._zygote.send({"do": "remove-at-exit", "folder": folder})
+        for (worker_id, life), launch in launches.items():
+            if launch.is_killed:
+                self._canceled.append(Exit(worker_id, 0, None, signal.SIGKILL, life))
+            else:
+                self._zygote.launch((worker_id, life), launch)
+
+    @contextlib.contextmanager
+    def _explaining(self) -> Iterator[None]:
+        """Turn the end of the zygote into an error for the user."""
         try:
-            self._socket.sendall(json.dumps(order).encode() + b"\n")
-        except OSError as error:
+            yield
+        except ZygoteEnded:
+            code = self._zygote.process.wait(timeout=5)
             raise SynclineError(
-                f"The process that starts workers has ended ({error}).", code="zygote-failed"
-            ) from error
-
-
-def _python_path() -> str:
-    """The zygote must find this very package, wherever it was imported from."""
-    root = str(Path(__file__).parents[2])
-    return os.pathsep.join(p for p in (root, os.environ.get("PYTHONPATH", "")) if p)
+                f"The process that starts workers ended with exit code {code}. Its last output is above; "
+                "if there is none, it was killed, perhaps by the out-of-memory killer.",
+                code="zygote-failed",
+                exit_code=code,
+            ) from None

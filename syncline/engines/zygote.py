@@ -4,18 +4,24 @@ Importing torch takes more than a second, and every worker needs it. So one proc
 and forks: starting a worker, or its replacement, then takes milliseconds. Because it never computes, the zygote has no
 threads and no device, which makes forking safe.
 
-Here: the zygote's own program, started as `python -m syncline.engines.zygote KILLS_AT_ONCE FD [NAMESPACE FDS]`. Not
-here: its owner (`local.py`). They exchange JSON lines over a socket. When the owner ends, the zygote asks the workers
-to save and stop, and kills them after a grace period, so that no process is left even if the driver is killed. With
-KILLS_AT_ONCE it kills them immediately, unless the owner announced its end: then the owner is a node agent, and the
-driver continues with other workers.
+Here: the zygote's own program, started as `python -m syncline.engines.zygote KILLS_AT_ONCE FD PREDECESSORS [NAMESPACE
+FDS]`. Not here: its owner (`local.py`, `zygote_process.py`). They exchange JSON lines over a socket. When the owner
+ends, the zygote asks the workers to save and stop, and kills them after a grace period, so that no process is left
+even if the driver is killed. With KILLS_AT_ONCE it kills them immediately, unless the owner announced its end: then the
+owner is a node agent, and the driver continues with other workers.
+
+A zygote that is stuck is replaced, and stays for its workers, which die with it. Should the owner end meanwhile, the
+kernel continues a stopped zygote, which then ends its workers. If it does not, its successor kills it: PREDECESSORS are
+the pidfds of such zygotes, separated by commas, or "-".
 """
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import json
 import os
+import select
 import selectors
 import shutil
 import signal
@@ -25,67 +31,108 @@ import time
 from collections.abc import Sequence
 from typing import Any, NoReturn
 
-from syncline.compute.processes import die_with_parent
+from syncline.compute.processes import PEER_FAILED, continue_without_parent, die_with_parent
 
 _GRACE_S = 7.0
+_PREDECESSOR_S = 2.0
+"""How much longer than this zygote a predecessor may take to end its workers."""
 
 
 def main() -> None:
     """Import what workers need, then fork on demand until the owner ends."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
+    continue_without_parent()
     kills_at_once = sys.argv[1] == "1"
     owner = socket.socket(fileno=int(sys.argv[2]))
+    predecessors = [int(text) for text in sys.argv[3].split(",") if text != "-"]
     from syncline.workers import entry  # the import that all workers share  # noqa: F401
     from syncline.workers.quick_start import without_compiler
 
     without_compiler()
-    Zygote(owner, [int(text) for text in sys.argv[3:]], kills_at_once=kills_at_once).serve()
+    namespaces = [int(text) for text in sys.argv[4:]]
+    Zygote(owner, namespaces, predecessors, kills_at_once=kills_at_once).serve()
 
 
 class Zygote:
     """Forks workers and notifies the owner when one has ended."""
 
-    def __init__(self, owner: socket.socket, namespaces: Sequence[int] = (), *, kills_at_once: bool = False) -> None:
-        self._owner, self._namespaces = owner, namespaces
+    def __init__(
+        self,
+        owner: socket.socket,
+        namespaces: Sequence[int] = (),
+        predecessors: Sequence[int] = (),
+        *,
+        kills_at_once: bool = False,
+    ) -> None:
+        self._owner, self._namespaces, self._predecessors = owner, namespaces, predecessors
         self._has_time = not kills_at_once
+        self._is_retired = False
         self._folders: list[str] = []
         self._selector = selectors.DefaultSelector()
         self._selector.register(owner, selectors.EVENT_READ)
         self._workers: dict[int, tuple[int, int, int]] = {}  # pid -> (worker_id, life, pidfd)
+        self._failed: set[int] = set()  # pids of failed workers of which the owner may not know yet
         self._received = b""
 
     def serve(self) -> None:
         """Run until the owner closes its end of the socket."""
+        self._report({"is": "ready"})
         while True:
             for key, _ in self._selector.select():
-                if key.fileobj is self._owner:
-                    data = self._receive()
-                    if not data:
-                        self._end_workers()
-                        return
-                    self._received += data
-                    while b"\n" in self._received:
-                        line, self._received = self._received.split(b"\n", 1)
-                        self._handle(json.loads(line))
-                else:
+                if key.fileobj is not self._owner:
                     self._reap(key.data)
+                elif not self._handle_all():
+                    since = time.monotonic()
+                    self._end_workers()
+                    self._end_predecessors(since)
+                    for folder in self._folders:
+                        shutil.rmtree(folder, ignore_errors=True)
+                    return
 
-    def _receive(self) -> bytes:
-        try:
-            return self._owner.recv(65536)
-        except OSError:
-            return b""
+    def _handle_all(self) -> bool:
+        """Handle everything that the owner has sent. False if the owner has ended.
+
+        All of it is read first: a zygote that was stopped for long finds launches that another one has carried out
+        since, and behind them the order to retire.
+        """
+        is_over = not self._receive_all()
+        *lines, self._received = self._received.split(b"\n")
+        orders = [json.loads(line) for line in lines]
+        self._is_retired = self._is_retired or any(order["do"] == "retire" for order in orders)
+        for order in orders:
+            if order["do"] != "launch":
+                self._handle(order)
+            elif not self._is_retired and not is_over:
+                self._launch(order)
+        return not is_over
+
+    def _receive_all(self) -> bool:
+        while True:
+            try:
+                data = self._owner.recv(65536, socket.MSG_DONTWAIT)
+            except BlockingIOError:
+                return True
+            except OSError:
+                return False
+            if not data:
+                return False
+            self._received += data
+
+    def _launch(self, order: dict[str, Any]) -> None:
+        pid = os.fork()
+        if pid == 0:
+            self._become_worker(order)
+        descriptor = os.pidfd_open(pid)
+        self._workers[pid] = (order["spec"]["worker_id"], order["spec"]["life"], descriptor)
+        self._selector.register(descriptor, selectors.EVENT_READ, data=pid)
 
     def _handle(self, order: dict[str, Any]) -> None:
-        if order["do"] == "launch":
-            pid = os.fork()
-            if pid == 0:
-                self._become_worker(order)
-            descriptor = os.pidfd_open(pid)
-            self._workers[pid] = (order["spec"]["worker_id"], order["spec"]["life"], descriptor)
-            self._selector.register(descriptor, selectors.EVENT_READ, data=pid)
-        elif order["do"] == "kill":
+        if order["do"] == "kill":
             self._signal_all(signal.SIGKILL, order["worker_id"])
+        elif order["do"] == "ping":
+            self._report({"is": "pong"})
+        elif order["do"] == "noted":
+            self._failed.discard(order["pid"])
         elif order["do"] == "end":
             self._has_time = True
         elif order["do"] == "remove-at-exit":
@@ -97,10 +144,15 @@ class Zygote:
         self._selector.unregister(descriptor)
         os.close(descriptor)
         code = os.waitstatus_to_exitcode(status)
-        report = {"worker_id": worker_id, "life": life, "pid": pid, "code": None, "signal": None}
+        if code != 0:
+            self._failed.add(pid)
+        report = {"is": "exit", "worker_id": worker_id, "life": life, "pid": pid, "code": None, "signal": None}
         report["code" if code >= 0 else "signal"] = abs(code)
+        self._report(report)
+
+    def _report(self, message: dict[str, Any]) -> None:
         try:
-            self._owner.sendall(json.dumps(report).encode() + b"\n")
+            self._owner.sendall(json.dumps(message).encode() + b"\n")
         except OSError:
             return  # the owner has ended; `serve` will notice
 
@@ -110,32 +162,39 @@ class Zygote:
         self._signal_all(signal.SIGTERM if self._has_time else signal.SIGKILL)
         deadline = time.monotonic() + _GRACE_S
         while self._workers:
+            if self._failed:
+                self._failed.clear()
+                self._signal_all(PEER_FAILED)  # they would wait for it: no coordinator is left to tell them
             ready = self._selector.select(max(0.0, deadline - time.monotonic()))
             for key, _ in ready:
                 self._reap(key.data)
             if not ready:
                 self._signal_all(signal.SIGKILL)
                 deadline = time.monotonic() + 1.0
-        for folder in self._folders:
-            shutil.rmtree(folder, ignore_errors=True)
+
+    def _end_predecessors(self, since: float) -> None:
+        """Wait until they have ended, as this one does, and kill those that do not; workers die with them."""
+        deadline = since + (_GRACE_S + _PREDECESSOR_S if self._has_time else 0.0)
+        for descriptor in self._predecessors:
+            end = select.poll()
+            end.register(descriptor, select.POLLIN)
+            if not end.poll(int(max(0.0, deadline - time.monotonic()) * 1000)):
+                _signal(descriptor, signal.SIGKILL)
 
     def _signal_all(self, number: int, only: int | None = None) -> None:
         for worker_id, _, descriptor in self._workers.values():
-            if only not in (None, worker_id):
-                continue
-            try:
-                signal.pidfd_send_signal(descriptor, number)
-            except ProcessLookupError:
-                continue
+            if only in (None, worker_id):
+                _signal(descriptor, number)
 
     def _become_worker(self, order: dict[str, Any]) -> NoReturn:
         code = 1
         try:
+            die_with_parent()
+            self._introduce(order["spec"])
             self._owner.close()
             self._selector.close()
-            for _, _, descriptor in self._workers.values():
+            for descriptor in (*(d for _, _, d in self._workers.values()), *self._predecessors):
                 os.close(descriptor)
-            die_with_parent()
             if order["namespace"] is not None:
                 _enter(order["namespace"])
             for descriptor in self._namespaces:  # must not outlive the run in a process that the worker starts
@@ -159,6 +218,22 @@ class Zygote:
             sys.stderr.flush()
             # Not sys.exit: the worker must not run the exit handlers of the zygote.
             os._exit(code)
+
+    def _introduce(self, spec: dict[str, Any]) -> None:
+        """Send the owner a pidfd of this worker, so that it can watch and kill it without the zygote.
+
+        The worker does so itself: a zygote that is stopped right after forking would leave the owner without one.
+        """
+        message = {"is": "forked", "worker_id": spec["worker_id"], "life": spec["life"], "pid": os.getpid()}
+        descriptor = os.pidfd_open(os.getpid())
+        with contextlib.suppress(OSError):  # the owner has ended
+            socket.send_fds(self._owner, [json.dumps(message).encode() + b"\n"], [descriptor])
+        os.close(descriptor)
+
+
+def _signal(descriptor: int, number: int) -> None:
+    with contextlib.suppress(ProcessLookupError):
+        signal.pidfd_send_signal(descriptor, number)
 
 
 def _enter(namespace: int) -> None:

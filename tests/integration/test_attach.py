@@ -117,7 +117,8 @@ def test_one_run_file_gives_the_same_parameters_under_torchrun_as_on_this_machin
     assert relative_difference(a, b) < 1e-5
 
 
-def test_when_an_agent_is_killed_the_run_continues_on_one_that_stands_by(tmp_path):
+@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGSTOP])
+def test_when_an_agent_is_killed_or_stopped_the_run_continues_on_one_that_stands_by(tmp_path, number):
     (tmp_path / "task.py").write_text(TASK)
     address = f"127.0.0.1:{free_port()}"
     with ExitStack() as stack:
@@ -132,10 +133,13 @@ def test_when_an_agent_is_killed_the_run_continues_on_one_that_stands_by(tmp_pat
         until(lambda: list(tmp_path.glob("runs/run/logs/worker-*.log")))
         keepers = until(lambda: [p for p in agents if _workers_of(p.pid)] if len(_all_workers(agents)) == 2 else [])
         until(lambda: events(tmp_path, Progress))
-        keepers[0].send_signal(signal.SIGKILL)
+        keepers[0].send_signal(number)
+        since = time.time()
         assert driver.wait(LIMIT_S) == 0, driver.stdout.read()
         lost, back = events(tmp_path, WorkerFailure), events(tmp_path, Recovered)
         assert "node agent" in lost[0].cause
+        assert lost[0].time - since < 3.0
+        assert keepers[0].wait(5) == -signal.SIGKILL, "a stopped one was killed, and its workers with it"
         assert [len(e.members) for e in back] == [1, 2], "without it, and then with the one in its place"
         assert is_clean(tmp_path)
 

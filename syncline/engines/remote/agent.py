@@ -11,6 +11,7 @@ import contextlib
 import os
 import secrets
 import socket
+import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import closing
@@ -24,6 +25,7 @@ from syncline.engines.local import LocalEngine
 from syncline.engines.network import Host, Network
 from syncline.engines.remote.files import TASK, RunFilesCopy
 from syncline.engines.remote.messages import (
+    BEAT,
     PROTOCOL,
     Accepted,
     AgentHeartbeat,
@@ -32,6 +34,7 @@ from syncline.engines.remote.messages import (
     KillWorkers,
     LaunchWorker,
     MissingFiles,
+    Problem,
     Register,
     Rejected,
     Shutdown,
@@ -47,6 +50,8 @@ _HEARTBEAT_S = 1.0
 _SILENCE_S = 30.0
 """A driver without heartbeats for this long is gone, even if its connection was not closed: a network may be cut."""
 _CONNECT_S = 10.0
+_LIVENESS_S = 0.4
+"""How often a byte goes over the liveness connection: often enough for a limit of 2 s (`agent_silence.py`)."""
 
 
 def run_node_agent(
@@ -105,7 +110,11 @@ class NodeAgent:
             for change in self._copy.changes():  # a worker's last files, before its exit
                 self._channel.send(encode(change))
             for exit in exits:
-                self._channel.send(encode(WorkerExited(exit.worker_id, exit.life, exit.pid, exit.code, exit.signal)))
+                self._channel.send(
+                    encode(WorkerExited(exit.worker_id, exit.life, exit.pid, exit.code, exit.signal, exit.reason))
+                )
+            for problem in self._engine.problems():
+                self._channel.send(encode(Problem(problem)))
             if _is_closed(self._liveness):
                 return "the driver is gone"
             if now - heard_at > _SILENCE_S:
@@ -167,12 +176,30 @@ def _liveness_connection(accepted: Accepted) -> Iterator[socket.socket]:
     with socket.create_connection((host.strip("[]"), int(port)), timeout=_CONNECT_S) as connection:
         connection.sendall(accepted.token)
         connection.setblocking(False)
-        yield connection
+        has_ended = threading.Event()
+        thread = threading.Thread(target=_beat, args=(connection, has_ended), name="syncline-agent-beat", daemon=True)
+        thread.start()
+        try:
+            yield connection
+        finally:
+            has_ended.set()
+            thread.join()
+
+
+def _beat(liveness: socket.socket, has_ended: threading.Event) -> None:
+    """Show the driver that this process is not stopped, also while its main thread copies large files."""
+    while not has_ended.wait(_LIVENESS_S):
+        try:
+            liveness.send(BEAT)
+        except BlockingIOError:
+            continue  # the driver is held up
+        except OSError:
+            return  # the main thread notices
 
 
 def _is_closed(liveness: socket.socket) -> bool:
     try:
-        return liveness.recv(1) == b""
+        return liveness.recv(4096) == b""
     except BlockingIOError:
         return False
     except OSError:

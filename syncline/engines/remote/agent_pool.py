@@ -11,6 +11,7 @@ import contextlib
 import os
 import secrets
 import select
+import signal
 import threading
 import time
 from collections import deque
@@ -21,6 +22,7 @@ import msgspec
 
 from syncline.comms.control import LaunchSpec, RunFiles
 from syncline.comms.segment import machine_here
+from syncline.compute.processes import process_state
 from syncline.engines.engine import Exit
 from syncline.engines.network import Host, Network
 from syncline.engines.remote.agent_server import AgentServer
@@ -34,6 +36,7 @@ from syncline.engines.remote.messages import (
     LaunchWorker,
     MissingFiles,
     NodeInfo,
+    Problem,
     Register,
     Rejected,
     Shutdown,
@@ -56,6 +59,7 @@ class AgentPool:
         self._wanted_slots: dict[str, int | None] = {}
         self._specs: dict[tuple[int, int], tuple[LaunchSpec, str]] = {}
         self._exits: deque[Exit] = deque()
+        self._problems: deque[str] = deque()
         self.rejections: list[str] = []
         """Why agents were rejected."""
         self.files: RunFiles | None = None
@@ -118,6 +122,9 @@ class AgentPool:
             os.eventfd_read(self.has_exits)
         return [self._exits.popleft() for _ in range(len(self._exits))]
 
+    def take_problems(self) -> list[str]:
+        return [self._problems.popleft() for _ in range(len(self._problems))]
+
     def kill(self, worker_id: int | None) -> None:
         """Kill all workers, or one."""
         with self._lock:
@@ -170,7 +177,11 @@ class AgentPool:
                 self._register(agent, message)
             elif isinstance(message, WorkerExited) and self._placement.on_exit(message.worker_id, message.life):
                 self._specs.pop((message.worker_id, message.life), None)
-                self._report([Exit(message.worker_id, message.pid, message.code, message.signal, message.life)])
+                self._report(
+                    [Exit(message.worker_id, message.pid, message.code, message.signal, message.life, message.reason)]
+                )
+            elif isinstance(message, Problem) and agent in self._nodes:
+                self._problems.append(f"{message.message} (On {self._nodes[agent].host}.)")
             elif isinstance(message, MissingFiles) and (message.worker_id, message.life) in self._specs:
                 self._without_files.setdefault(agent, False)
                 self._start([StartOn(agent, message.worker_id, message.life)])
@@ -187,9 +198,11 @@ class AgentPool:
 
     def on_disconnected(self, agent: str, silent_s: float | None) -> None:
         host = self._nodes[agent].host
-        silence = f", which sent no heartbeat for {silent_s:g} s" if silent_s is not None else ""
+        silence = f", which sent no heartbeat for {silent_s:.1f} s" if silent_s is not None else ""
         with self._lock:
             self._remove(agent, f"was lost with its node agent on {host}{silence}")
+        if silent_s is not None and self._nodes[agent].machine == self._our_machine:
+            _end_if_stopped(self._nodes[agent].pid)
 
     def on_tick(self, now: float) -> None:
         with self._lock:
@@ -243,6 +256,17 @@ class AgentPool:
         self._exits.extend(exits)
         if exits:
             os.eventfd_write(self.has_exits, 1)
+
+
+def _end_if_stopped(pid: int) -> None:
+    """Kill an agent on this machine if it is stopped: its workers die with it, and Ray or Spark start another."""
+    with contextlib.suppress(OSError):  # gone, or not ours
+        descriptor = os.pidfd_open(pid)
+        try:
+            if process_state(pid) == "T":
+                signal.pidfd_send_signal(descriptor, signal.SIGKILL)
+        finally:
+            os.close(descriptor)
 
 
 def _host_names(nodes: dict[str, NodeInfo]) -> dict[str, str]:

@@ -105,6 +105,9 @@ class RemoteEngine:
     def poll(self) -> list[Exit]:
         return self._pool.take_exits()
 
+    def problems(self) -> list[str]:
+        return self._pool.take_problems()
+
     def kill(self, worker_id: int | None = None) -> None:
         self._pool.kill(worker_id)
 

@@ -2,7 +2,8 @@
 
 Here: the messages. They are MessagePack over CURVE sockets (`comms/zmq_sockets.py`) and
 decode into these types or not at all. Beside that channel an agent keeps a *liveness connection*, plain TCP, on
-which it identifies itself once and then sends nothing: when a process ends, its kernel closes the connection.
+which it identifies itself once. Then both ends send a byte now and then: when a process is stopped, it sends none, and
+when it ends, its kernel closes the connection.
 """
 
 from __future__ import annotations
@@ -11,8 +12,10 @@ import msgspec
 
 from syncline.comms.control import LaunchSpec
 
-PROTOCOL = 2
+PROTOCOL = 3
 """Increased with every change of these messages."""
+BEAT = b"."
+"""What goes over the liveness connection now and then."""
 
 
 class Invitation(msgspec.Struct, frozen=True, kw_only=True):
@@ -28,6 +31,8 @@ class NodeInfo(msgspec.Struct, frozen=True, kw_only=True):
 
     machine: str
     """The same for processes that share a kernel, its processes and its network, whatever the host is called."""
+    pid: int
+    """The process of the agent."""
     host: str
     """Its name, for people."""
     address: str
@@ -84,6 +89,13 @@ class WorkerExited(msgspec.Struct, frozen=True, tag=True):
     pid: int
     code: int | None
     signal: int | None
+    reason: str = ""
+
+
+class Problem(msgspec.Struct, frozen=True, tag=True):
+    """Something went wrong with processes of the agent's own, as a sentence for the user."""
+
+    message: str
 
 
 class Accepted(msgspec.Struct, frozen=True, tag=True):
@@ -120,7 +132,7 @@ class Shutdown(msgspec.Struct, frozen=True, tag=True):
     """The run is over: end the workers and exit."""
 
 
-FromAgent = Register | AgentHeartbeat | MissingFiles | WorkerExited | FileChunk | FileRemoved
+FromAgent = Register | AgentHeartbeat | MissingFiles | WorkerExited | Problem | FileChunk | FileRemoved
 ToAgent = Accepted | Rejected | FileChunk | LaunchWorker | KillWorkers | AgentHeartbeat | Shutdown
 
 _encoder = msgspec.msgpack.Encoder()

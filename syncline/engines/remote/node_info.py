@@ -5,6 +5,7 @@ Here: `node_info_here`, and `version_mismatch`, which compares a node with the d
 
 from __future__ import annotations
 
+import os
 import platform
 import socket
 from importlib import metadata
@@ -22,6 +23,7 @@ def node_info_here(driver: str, address: str | None = None) -> NodeInfo:
     python = {"python": ".".join(platform.python_version_tuple()[:2])}
     return NodeInfo(
         machine=machine_here(),
+        pid=os.getpid(),
         host=machine.host,
         address=address or address_towards(driver),
         cores=machine.cores,
