@@ -285,9 +285,9 @@ class ControlClient:
         received = self._dealer.receive(timeout_s, *(() if wake is None else (wake,)))
         return None if received is None else _to_worker.decode(received)
 
-    def close(self) -> None:
-        """Give what was sent a moment to leave, then disconnect."""
-        self._dealer.close()
+    def close(self, *, waits: bool = True) -> None:
+        """Give what was sent a moment to leave, unless the coordinator is gone, then disconnect."""
+        self._dealer.close(waits=waits)
 
 
 def _identity(worker_id: int) -> bytes:

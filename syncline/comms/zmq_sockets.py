@@ -138,9 +138,9 @@ class Dealer:
             return None
         return self._socket.recv()
 
-    def close(self) -> None:
-        """Wait shortly for unsent messages to leave, then disconnect."""
-        self._socket.close()
+    def close(self, *, waits: bool = True) -> None:
+        """Wait shortly for unsent messages to leave, unless no one is there to take them, then disconnect."""
+        self._socket.close(None if waits else 0)
         self._context.term()
 
 

@@ -7,9 +7,12 @@ Here: `Checkpoints`. Rank 0 writes; all members take part in saving and loading.
 from __future__ import annotations
 
 import contextlib
+import fcntl
+import os
 import time
+from collections.abc import Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from syncline.checkpoint import store
 from syncline.checkpoint.schema import CheckpointState
@@ -39,13 +42,12 @@ class Checkpoints:
         """Start the writer on rank 0, for as long as the View lasts."""
         run_dir = self._session.run_dir
         if self._session.rank == 0 and run_dir is not None:
-            self._writer = CheckpointWriter(
-                run_dir.checkpoints,
-                keep=self._session.plan.keep_checkpoints,
-                on_saved=self._report_saved,
-                on_failed=self._report_failed,
-            )
+            self._writer = self._new_writer(run_dir.checkpoints)
             self._session.until_view_ends.callback(self._close)
+
+    def _new_writer(self, folder: Path) -> CheckpointWriter:
+        keep = self._session.plan.keep_checkpoints
+        return CheckpointWriter(folder, keep=keep, on_saved=self._report_saved, on_failed=self._report_failed)
 
     def _close(self) -> None:
         self.finish_writing()
@@ -95,14 +97,56 @@ class Checkpoints:
                 requeued=requeued,
                 worker_states=[private for private, _ in gathered if private is not None],
                 ledger=[line for _, lines in gathered for line in lines],
-                run_id=session.plan.run_id,
-                samples=samples,
-                data_fingerprint=session.plan.data_fingerprint,
+                **self._origin(samples),
             )
             if is_last:
-                self._writer.save_last(position.step, saved.to_dict())
+                assert session.run_dir is not None, "a writer writes there"
+                with _one_at_a_time(session.run_dir.checkpoints):  # others may give up waiting, and save alone
+                    self._writer.save_last(position.step, saved.to_dict())
             else:
                 self._writer.save_if_idle(position.step, saved.to_dict())
+
+    def save_alone(
+        self,
+        position: Position,
+        requeued: tuple[Range, ...],
+        samples: int,
+        state: TrainState,
+        exchange: Exchange,
+        *,
+        rank: int,
+        size: int,
+    ) -> None:
+        """Save without the other members what this one, `rank` of `size`, holds after its last completed step.
+
+        Several members may do so, after the same step or the next: one writes at a time, and a step that another has
+        saved is not written again. They differ in their ledger lines only.
+        """
+        session = self._session
+        if session.run_dir is None:
+            return
+        state.undo_step()
+        private = [exchange.private_state() if r == rank else exchange.replacement_state() for r in range(size)]
+        saved = CheckpointState(
+            **state.state().to_dict(),
+            position=position,
+            requeued=requeued,
+            worker_states=[part for part in private if part is not None],
+            ledger=session.ledger_lines.texts(time.monotonic()),
+            **self._origin(samples),
+        )
+        folder = session.run_dir.checkpoints
+        with _one_at_a_time(folder):
+            for other in store.checkpoints_in(folder):
+                with contextlib.suppress(CheckpointError):
+                    if other.step == position.step and store.load(other):
+                        return
+            self._new_writer(folder).save_last(position.step, saved.to_dict())
+
+    def _origin(self, samples: int) -> dict[str, Any]:
+        """The run and the data that a checkpoint belongs to."""
+        plan = self._session.plan
+        return {"run_id": plan.run_id, "samples": samples, "data_fingerprint": plan.data_fingerprint}
 
     def load_newest(self) -> CheckpointState | None:
         """The checkpoint to continue from, if there is one; all members call this together.
@@ -144,3 +188,18 @@ class Checkpoints:
 
     def _report_failed(self, error: CheckpointError) -> None:
         self._session.recorder.emit(WarningMessage(message=f"{error} Training continues."))
+
+
+@contextlib.contextmanager
+def _one_at_a_time(folder: Path) -> Iterator[None]:
+    """Exclude other processes that do the same; the kernel releases the lock of one that is killed."""
+    descriptor: int | None = None
+    with contextlib.suppress(OSError):  # some network drives cannot lock a folder; saving reports other problems
+        folder.mkdir(parents=True, exist_ok=True)
+        descriptor = os.open(folder, os.O_RDONLY)
+        fcntl.flock(descriptor, fcntl.LOCK_EX)
+    try:
+        yield
+    finally:
+        if descriptor is not None:
+            os.close(descriptor)

@@ -28,7 +28,8 @@ class DataProgress:
         """Where this worker is, and where the current View started."""
         self.assignment = self.assignment_from(self.position)
         self._tally, self._reported_at = Tally(), time.monotonic()
-        self._view = 0  # the View that the tally belongs to
+        self.view = 0
+        """The View that this worker has reported to the ledger last."""
         self._is_new_data = False
 
     def assignment_from(self, position: Position, requeued: tuple[Range, ...] = ()) -> Assignment:
@@ -48,11 +49,11 @@ class DataProgress:
 
     def open_view(self, *, from_checkpoint: bool) -> None:
         """Record the current View in the ledger."""
-        self._view = self._session.view
+        self.view = self._session.view
         is_new_data, self._is_new_data = self._is_new_data, False
         self._session.add_to_ledger(
             Opened(
-                view=self._view,
+                view=self.view,
                 members=self._session.members,
                 start=astuple(self.start),
                 count=self.order.count,
@@ -80,7 +81,7 @@ class DataProgress:
 
     def remaining(self) -> Assignment:
         """The work that is left for the current members."""
-        size = self._session.plan.size
+        size = self.assignment.size
         return self.assignment.next(size, dict.fromkeys(range(size), self.position.step))
 
     def skip_to(self, position: Position) -> None:
@@ -92,7 +93,7 @@ class DataProgress:
         """Write to the ledger which samples this worker has used since the last time."""
         self._reported_at = time.monotonic()
         if runs := self._tally.take():
-            self._session.add_to_ledger(Used(self._view, self._session.worker_id, self._tally.steps, runs))
+            self._session.add_to_ledger(Used(self.view, self._session.worker_id, self._tally.steps, runs))
 
     def close(self, *, stopped_early: bool) -> None:
         """Complete the ledger at the end of the run."""

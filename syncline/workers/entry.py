@@ -24,6 +24,7 @@ from syncline.checkpoint.schema import CheckpointState
 from syncline.comms.control import Finished, LaunchSpec, ServerReady, Welcome
 from syncline.comms.parameter_server.server import serve
 from syncline.compute.allocator import keep_memory
+from syncline.compute.processes import PEER_FAILED
 from syncline.errors import ConfigError, PeerFailed
 from syncline.planning.plan import Plan
 from syncline.task import Script, Task
@@ -55,6 +56,7 @@ def run_worker(spec: LaunchSpec) -> int:
         # The driver handles Ctrl-C. SIGTERM means: save and stop at the next step.
         signal.signal(signal.SIGINT, signal.SIG_IGN)
         signal.signal(signal.SIGTERM, lambda *_: link.on_terminate())
+        signal.signal(PEER_FAILED, lambda *_: link.on_peer_failed())
         lock_as_worker(Path(link.files.run_dir))
         _adopt_driver_paths(link.welcome, is_remote=spec.is_remote)
         plan = Plan.from_dict(link.welcome.plan)
@@ -187,7 +189,8 @@ def _run_server(link: Link, plan: Plan) -> None:
         shards=plan.servers,
         size=plan.size,
         on_ready=lambda address: link.send(ServerReady(link.worker_id, address, link.life)),
-        should_stop=lambda: link.is_aborted or link.is_released,
+        # Without a driver, workers need their servers to save; when one of them has failed, none can.
+        should_stop=lambda: link.is_aborted or link.is_released or link.is_orphaned,
     )
     if link.is_aborted:
         raise PeerFailed("The run has failed on another worker.", code="run-failed")

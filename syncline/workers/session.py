@@ -11,7 +11,9 @@ members of the current View: collectives and the division of samples use it. The
 
 from __future__ import annotations
 
+import math
 import time
+from collections.abc import Callable
 from contextlib import ExitStack
 from dataclasses import replace
 from pathlib import Path
@@ -39,6 +41,10 @@ from syncline.workers.transport import open_collective, open_process_group, open
 if TYPE_CHECKING:
     from syncline.comms.parameter_server.client import ParameterServers
 
+_ORPHAN_PATIENCE_S = 5.0
+"""How long a worker without a driver waits for the others. Then one of them must have failed."""
+_EQUAL_PATIENCE_S = 1.5
+"""The same for workers with equal replicas. If the others were only slow, that does no harm: each of them can save."""
 _STRANDED_S = 1.0
 """How long a worker that cannot reach its peers waits for a new View before it asks the coordinator for one."""
 
@@ -70,6 +76,8 @@ class Session:
         """When this worker noticed that its last View had ended."""
         self.in_flight: tuple[int, np.ndarray] = (0, np.empty(0, np.int64))
         """The step in progress and the indices of its samples, for failure reports."""
+        self.save_alone: Callable[[], None] | None = None
+        """Saves what this worker holds without the others, if that is complete; set by the `Stepper`."""
         self._has_been_member = self._is_leaving = False
         self._link = link
         author = f"{link.welcome.session}.{worker_id}.{link.life}" if link is not None else ""
@@ -92,6 +100,7 @@ class Session:
     def join_view(self) -> bool:
         """Join the newest View as soon as there is one. False if this worker is no longer a member.
 
+        Also False if the driver is gone and a worker failed; then this worker has saved what it holds, if it can.
         Raises `PeerFailed` if the run has failed, or if no View arrives in time.
         """
         link = self._link
@@ -102,6 +111,12 @@ class Session:
             link.say_ready()  # a late joiner: the coordinator includes it in the next View
         while True:
             view = self._wait_for_view(link)
+            if view is None:
+                self.collective.abort()  # so that no other worker waits for this one
+                self.checkpoints.finish_writing()
+                if self.save_alone is not None and self._has_been_member:
+                    self.save_alone()
+                return False
             self.until_view_ends.close()
             self.view = view.number
             if self.worker_id not in view.members:
@@ -117,15 +132,22 @@ class Session:
                 continue  # another worker failed meanwhile; a newer View follows
         self.until_view_ends.callback(lambda: self.collective.close())
         link.guard(self.collective, view.number)
+        is_equal = self.strategy.method.recovery == "equal"
+        link.orphan_patience_s = _EQUAL_PATIENCE_S if is_equal else _ORPHAN_PATIENCE_S
         self._has_been_member = True
         return True
 
-    def _wait_for_view(self, link: Link) -> ViewOf:
+    def _wait_for_view(self, link: Link) -> ViewOf | None:
+        """The next View; None if the driver is gone, which would have announced it."""
         deadline = time.monotonic() + self.plan.exchange_timeout_s
         while time.monotonic() < deadline and not link.is_aborted:
+            if link.is_driver_gone:
+                return None
             view = link.next_view(self.view, _STRANDED_S)
             if view is not None:
                 return view
+            if link.is_driver_gone:
+                return None
             if self._has_been_member:
                 # All members may be alive, with only a connection between two of them broken: ask for a new View.
                 link.say_stranded(self.view)
@@ -171,6 +193,11 @@ class Session:
         """Whether any worker has called meeting `number`; a worker without a coordinator meets at once."""
         return self._link is None or self._link.last_meeting >= (self.view, number)
 
+    def expect_long_waits(self) -> None:
+        """From now on a wait for the others says nothing: one of them writes the last checkpoint."""
+        if self._link is not None:
+            self._link.orphan_patience_s = math.inf
+
     def add_to_ledger(self, line: Line) -> None:
         if self._link is not None:
             self._link.send(LedgerLine(self.worker_id, self.ledger_lines.add(line, time.monotonic())))
@@ -179,6 +206,10 @@ class Session:
         """Show a warning to the user, once for all workers."""
         if self.rank == 0:
             self.recorder.emit(WarningMessage(message=message))
+
+    def warn_of_worker(self, message: str) -> None:
+        """Show a warning about this worker to the user."""
+        self.recorder.emit(WarningMessage(worker_id=self.worker_id, message=message))
 
     def open_servers(self) -> ParameterServers:
         """The connection to the parameter servers, which all strategies of a run share."""

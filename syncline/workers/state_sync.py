@@ -31,8 +31,8 @@ class Synced(NamedTuple):
     """How much live state the source has sent."""
 
 
-class _LastView(NamedTuple):
-    """What a worker holds from the View before."""
+class HeldState(NamedTuple):
+    """What a worker holds from the last View in which it trained."""
 
     state: TrainState
     exchange: Exchange
@@ -44,7 +44,7 @@ class StateSync:
 
     def __init__(self, session: Session, progress: DataProgress) -> None:
         self._session, self._progress = session, progress
-        self._held: _LastView | None = None
+        self._held: HeldState | None = None
         self._view = 0  # the last View whose state this worker holds
 
     @property
@@ -54,7 +54,13 @@ class StateSync:
 
     def hold(self, state: TrainState, exchange: Exchange) -> None:
         """Remember what this worker trains in the current View."""
-        self._held = _LastView(state, exchange, self._session.rank)
+        self._held = HeldState(state, exchange, self._session.rank)
+
+    def complete_state(self) -> HeldState | None:
+        """What this worker holds, if that has every completed step of all workers; otherwise None."""
+        # Between agreeing on a new View and entering it, state and progress belong to different Views.
+        is_settled = self._view == self._progress.view
+        return self._held if self._held is not None and is_settled and self._held.exchange.recovery == "equal" else None
 
     def synchronize(self, state: TrainState) -> Synced:
         """Bring `state` and the progress to where all members continue; they call this together.

@@ -62,6 +62,7 @@ class Stepper:
         self._step_hook = step_hook()
         self._outcome: Outcome | None = None  # of the last step, until `end_step`
         self._recovery: Callable[[int], Recovered] | None = None  # what to report after the first step of this View
+        session.save_alone = self.save_alone
 
     @property
     def can_be_interrupted(self) -> bool:
@@ -170,12 +171,32 @@ class Stepper:
             is_last=is_last,
         )
 
+    def save_alone(self) -> None:
+        """Save what this worker holds without the others, if that is complete: the driver and another worker are gone.
+
+        Replicas that are equal after every step have the samples of all workers, also of those that could not report
+        them; the audit counts such samples as confirmed.
+        """
+        held = self._sync.complete_state()
+        if held is not None:
+            self.progress.report_used()
+            self.session.checkpoints.save_alone(
+                self.progress.position,
+                self.progress.remaining().requeued,
+                self.progress.order.count,
+                held.state,
+                held.exchange,
+                rank=held.rank,
+                size=self.progress.assignment.size,
+            )
+
     def end_loop(self) -> None:
         """Wait for the other workers' loops to end at the same step."""
         self._update.meet(self.progress.position.step)
 
     def finish(self, *, stopped_early: bool) -> dict[str, int]:
         """Complete the run; all workers call this together. The peak memory of each, by worker_id."""
+        self.session.expect_long_waits()
         self.save(is_last=True)
         peak_memory = self.session.gather_peak_memory()
         self.session.collective.barrier()  # no worker leaves before the checkpoint is on disk
