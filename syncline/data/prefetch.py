@@ -1,7 +1,8 @@
 """Prefetching, so that a worker does not wait for data.
 
-Here: a thread that prefetches batches, and the loader processes (torch's DataLoader) for map-style Datasets. Not here:
-which samples (`order.py`), and reading one batch (`source.py`).
+Here: a thread that prefetches batches, and the loader processes (torch's DataLoader) for map-style Datasets, which are
+watched: one that is stopped would hold up the run. Not here: which samples (`order.py`), and reading one batch
+(`source.py`).
 """
 
 from __future__ import annotations
@@ -9,11 +10,13 @@ from __future__ import annotations
 import contextlib
 import multiprocessing
 import multiprocessing.connection
+import os
 import queue
 import random
 import signal
 import threading
-from collections.abc import Generator, Iterable, Iterator, Sequence
+import time
+from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, Generic, TypeVar
 
@@ -22,7 +25,7 @@ import torch
 from torch.utils.data import DataLoader, Dataset
 
 from syncline.boundary import shared_memory_left
-from syncline.compute.processes import die_with_parent
+from syncline.compute.processes import die_with_parent, process_state
 from syncline.data.augmented import AugmentedSource, untransformed
 from syncline.data.order import Share
 from syncline.data.source import ArraySource, DatasetSource, Source
@@ -33,6 +36,8 @@ _POLL_S = 0.1
 _SMALL_SHARE_BYTES = 512 * 1024  # reading this much takes about as long as a thread switch under the GIL
 _LONGEST_DYING_S = 1.0
 """How long a killed process may take from closing its pipes to having an exit code."""
+_LOADER_CHECK_S = 0.5
+"""How often the states of the loader processes are checked. One that is stopped in two checks in a row is continued."""
 _END = object()
 
 
@@ -47,10 +52,12 @@ class Fetched:
 class Prefetcher(Generic[T]):
     """The items of an iterable, produced by a thread, up to `depth` ahead of the consumer.
 
-    Close it (or use it as a context manager) to stop the thread early.
+    Close it (or use it as a context manager) to stop the thread early. `check` is called by the consumer: for each item
+    and, while it waits for one, several times a second.
     """
 
-    def __init__(self, items: Iterable[T], depth: int = 3) -> None:
+    def __init__(self, items: Iterable[T], depth: int = 3, check: Callable[[], None] = lambda: None) -> None:
+        self._check = check
         self._queue: queue.Queue[Any] = queue.Queue(maxsize=depth)
         self._closed = threading.Event()
         self._thread = threading.Thread(target=self._produce, args=(items,), name="syncline-prefetch", daemon=True)
@@ -60,7 +67,8 @@ class Prefetcher(Generic[T]):
         return self
 
     def __next__(self) -> T:
-        item = self._queue.get()
+        self._check()
+        item = self._wait()
         if item is _END or isinstance(item, _Raised):
             self._queue.put(item)  # keep it, so that every later call ends the same way
         if item is _END:
@@ -68,6 +76,13 @@ class Prefetcher(Generic[T]):
         if isinstance(item, _Raised):
             raise item.error
         return item  # type: ignore[no-any-return]  # only items, _END and _Raised are ever put
+
+    def _wait(self) -> Any:
+        while True:
+            try:
+                return self._queue.get(timeout=_LOADER_CHECK_S)
+            except queue.Empty:
+                self._check()
 
     def __enter__(self) -> Prefetcher[T]:
         return self
@@ -79,7 +94,9 @@ class Prefetcher(Generic[T]):
         """Stop the thread and its loader processes."""
         self._closed.set()
         self._empty()  # unblock a thread that waits for room
-        self._thread.join()
+        while self._thread.is_alive():
+            self._thread.join(_LOADER_CHECK_S)
+            self._check()  # it may wait for a loader process
         self._empty()
         self._queue.put(_END)  # a later __next__ ends instead of blocking
 
@@ -136,28 +153,64 @@ class _Raised:
         self.error = error
 
 
+class LoaderWatch:
+    """Continues loader processes that were stopped, as by SIGSTOP, and reports that to `warn`."""
+
+    def __init__(self, warn: Callable[[str], None]) -> None:
+        self.processes: Sequence[multiprocessing.process.BaseProcess] = ()
+        """Set when they have been started."""
+        self._warn = warn
+        self._checked_at = 0.0
+        self._stopped: set[int] = set()  # at the last check
+
+    def check(self) -> None:
+        """Called often; looks at the processes now and then."""
+        now = time.monotonic()
+        if now - self._checked_at < _LOADER_CHECK_S:
+            return
+        self._checked_at = now
+        stopped = {p.pid for p in self.processes if p.pid is not None and process_state(p.pid) == "T"}
+        for pid in stopped & self._stopped:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGCONT)  # our child, so this is no other process
+            self._warn(f"Data loader process {pid} was stopped, as by SIGSTOP, and has been continued.")
+        self._stopped = stopped - self._stopped
+
+
 def prefetched(
-    source: Source, shares: Iterator[Share], *, samples: int, loaders: int, seed: int
+    source: Source,
+    shares: Iterator[Share],
+    *,
+    samples: int,
+    loaders: int,
+    seed: int,
+    warn: Callable[[str], None] = lambda _: None,
 ) -> Prefetcher[Fetched] | InlineFetcher[Fetched]:
-    """Each share with its batch, prefetched if that pays; a share has about `samples` samples."""
-    fetched = fetch(source, shares, loaders=loaders, seed=seed)
+    """Each share with its batch, prefetched if that pays; a share has about `samples` samples.
+
+    `warn` gets sentences for the user, in the consumer's thread.
+    """
+    watch = LoaderWatch(warn)
+    fetched = fetch(source, shares, loaders=loaders, seed=seed, watch=watch)
     base = untransformed(source)
     if base is source and isinstance(base, ArraySource) and samples * base.bytes_per_sample <= _SMALL_SHARE_BYTES:
         return InlineFetcher(fetched)
-    return Prefetcher(fetched)
+    return Prefetcher(fetched, check=watch.check)
 
 
-def fetch(source: Source, shares: Iterator[Share], *, loaders: int, seed: int) -> Iterator[Fetched]:
+def fetch(
+    source: Source, shares: Iterator[Share], *, loaders: int, seed: int, watch: LoaderWatch | None = None
+) -> Iterator[Fetched]:
     """Each share with its batch.
 
     With `loaders` processes, the generators used in a Dataset's `__getitem__` are seeded by the seed, the epoch and the
     sample's index, so results depend neither on the number of workers nor on resuming.
     """
     if isinstance(source, AugmentedSource):
-        fetched = fetch(source.base, shares, loaders=loaders, seed=seed)
+        fetched = fetch(source.base, shares, loaders=loaders, seed=seed, watch=watch)
         return (Fetched(f.share, source.of_share(f.data, f.share)) for f in fetched)
     if loaders and isinstance(source, DatasetSource):
-        return _through_processes(source, shares, loaders, seed)
+        return _through_processes(source, shares, loaders, seed, watch)
     return (Fetched(share, _read(source, share)) for share in shares)
 
 
@@ -170,7 +223,9 @@ def _read(source: Source, share: Share) -> Any:
         raise
 
 
-def _through_processes(source: DatasetSource, shares: Iterator[Share], loaders: int, seed: int) -> Iterator[Fetched]:
+def _through_processes(
+    source: DatasetSource, shares: Iterator[Share], loaders: int, seed: int, watch: LoaderWatch | None
+) -> Iterator[Fetched]:
     requested: queue.SimpleQueue[Share] = queue.SimpleQueue()
 
     def keys() -> Iterator[list[tuple[int, int]]]:
@@ -190,6 +245,8 @@ def _through_processes(source: DatasetSource, shares: Iterator[Share], loaders: 
     )
     batches = iter(loader)
     processes = multiprocessing.active_children()
+    if watch is not None:
+        watch.processes = processes
     failure: Exception | None = None
     try:
         for data in batches:

@@ -134,7 +134,14 @@ class Job:
         progress = self.stepper.progress
         shares = progress.order.shares_of(progress.assignment, self.session.rank)
         samples = -(-self.plan.batch // self.plan.size)
-        return prefetched(self.train_source, shares, samples=samples, loaders=loaders, seed=self.plan.seed)
+        return prefetched(
+            self.train_source,
+            shares,
+            samples=samples,
+            loaders=loaders,
+            seed=self.plan.seed,
+            warn=self.session.warn_of_worker,
+        )
 
     def to_device(self, batch: Any) -> Any:
         return to_device(batch, self.device)

@@ -263,6 +263,7 @@ class PreparedBatches:
             samples=-(-progress.order.batch // session.plan.size),
             loaders=self._loaders,
             seed=session.plan.seed,
+            warn=session.warn_of_worker,
         )
         session.recorder.start()
         for fetched in self._ahead:

@@ -5,7 +5,9 @@ from __future__ import annotations
 import itertools
 import os
 import random
+import signal
 import threading
+import time
 from collections.abc import Iterator
 from typing import Any
 
@@ -17,7 +19,7 @@ from torch.utils.data import Dataset
 from torch.utils.data.dataloader import _MultiProcessingDataLoaderIter
 
 from syncline.data.order import Position, SampleOrder, Share
-from syncline.data.prefetch import Fetched, Prefetcher, fetch
+from syncline.data.prefetch import Fetched, Prefetcher, fetch, prefetched
 from syncline.data.source import ArraySource, DatasetSource
 
 LIMIT_S = 30.0
@@ -264,3 +266,43 @@ def test_closing_in_the_middle_ends_the_loader_processes():
         next(ahead)
         assert len(children() - before) == 2
     assert children() == before
+
+
+class _Endless(Dataset[Any]):
+    def __len__(self) -> int:
+        return 10_000
+
+    def __getitem__(self, index: int) -> int:
+        return index
+
+
+def _stopped_loader(ahead: Any, before: set[int]) -> int:
+    next(ahead)
+    (loader,) = children() - before
+    os.kill(loader, signal.SIGSTOP)
+    return loader
+
+
+def test_a_stopped_loader_process_is_continued_within_three_seconds_and_reported():
+    warnings: list[str] = []
+    before = children()
+    source = DatasetSource(_Endless())
+    with prefetched(
+        source, shares(10_000, 5), samples=5, loaders=1, seed=1, warn=warnings.append
+    ) as ahead:  # fmt: skip
+        loader = _stopped_loader(ahead, before)
+        deadline = time.monotonic() + 3.0
+        while not warnings:
+            assert time.monotonic() < deadline
+            next(ahead)
+        assert str(loader) in warnings[0]
+        next(ahead)
+
+
+def test_a_stopped_loader_process_does_not_hold_up_closing():
+    before = children()
+    ahead = prefetched(DatasetSource(_Endless()), shares(10_000, 5), samples=5, loaders=1, seed=1)
+    _stopped_loader(ahead, before)
+    since = time.monotonic()
+    ahead.close()
+    assert time.monotonic() - since < 4.0

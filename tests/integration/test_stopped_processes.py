@@ -1,0 +1,165 @@
+"""Each kind of process that a run starts is stopped (SIGSTOP): it is noticed within seconds, and the run completes."""
+
+from __future__ import annotations
+
+import os
+import signal
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, TypeVar
+
+import pytest
+import torch
+from real_runs import Slow, samples, small_net
+from torch.utils.data import Dataset
+
+import syncline
+from syncline.compute.processes import process_state
+from syncline.data.audit import audit_file
+from syncline.telemetry.events import Event, Recovered, WarningMessage, WorkerFailure, WorkerReady
+from syncline.telemetry.run_dir import RunDir
+
+LIMIT_S = 40.0
+NOTICED_S = 3.0
+Found = TypeVar("Found")
+
+
+class Items(Dataset[Any]):
+    """Samples that loader processes read."""
+
+    def __init__(self) -> None:
+        self.inputs, self.targets = samples()
+
+    def __len__(self) -> int:
+        return len(self.inputs)
+
+    def __getitem__(self, index: int) -> tuple[torch.Tensor, torch.Tensor]:
+        return self.inputs[index], self.targets[index]
+
+
+class LiveRun:
+    """A run in a thread, which ends soon after `enough`."""
+
+    def __init__(self, folder: Path, **settings: object) -> None:
+        self.folder, self._enough = folder / "runs" / "run", folder / "enough"
+        self._done: list[syncline.Result] = []
+        self._settings: dict[str, Any] = {
+            "model": Slow(small_net(), 0.02, until=self._enough), "data": samples(), "batch": 10, "epochs": 200,
+            "workers": 3, "optimizer": syncline.sgd(lr=0.05), "out": str(folder / "runs"), "name": "run",
+            "quiet": True, **settings,
+        }  # fmt: skip
+        self._thread = threading.Thread(target=lambda: self._done.append(syncline.train(**self._settings)))
+        self._thread.start()
+
+    def events(self, kind: type[Event]) -> list[Any]:
+        run_dir = RunDir(self.folder)
+        return [e for e in run_dir.read_events() if isinstance(e, kind)] if run_dir.events.exists() else []
+
+    def process(self, worker_id: int) -> int:
+        """The process that writes this worker's log, and whose parent, unlike a loader process's, does not."""
+        log = str(RunDir(self.folder).log(worker_id).resolve())
+        writers = {pid for pid in map(int, filter(str.isdigit, os.listdir("/proc"))) if written_by(pid) == log}
+        (worker,) = [pid for pid in writers if parent(pid) not in writers]
+        return worker
+
+    def ready(self) -> None:
+        until(lambda: len({e.worker_id for e in self.events(WorkerReady)}) == self._settings["workers"])
+
+    def finish(self) -> syncline.Result:
+        self._enough.touch()
+        self._thread.join(LIMIT_S)
+        (result,) = self._done
+        return result
+
+
+@contextmanager
+def live(folder: Path, **settings: object) -> Iterator[LiveRun]:
+    """A live run whose workers train; checked at the end: every sample was used once."""
+    run = LiveRun(folder, **settings)
+    try:
+        run.ready()
+        yield run
+    finally:
+        result = run.finish()
+    audit = audit_file(RunDir(result.run_dir).ledger)
+    assert audit.is_clean, audit
+    assert audit.is_complete
+
+
+def until(what: Callable[[], Found], limit_s: float = LIMIT_S) -> Found:
+    deadline = time.monotonic() + limit_s
+    while not (found := what()):
+        assert time.monotonic() < deadline, f"not within {limit_s:g} s"
+        threading.Event().wait(0.02)
+    return found
+
+
+def written_by(pid: int) -> str:
+    """The file that is this process's standard output."""
+    try:
+        return os.readlink(f"/proc/{pid}/fd/1")
+    except OSError:
+        return ""  # gone, or not ours
+
+
+def parent(pid: int) -> int:
+    return int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[1])
+
+
+def children(pid: int) -> list[int]:
+    lists = [tasks.read_text() for tasks in Path("/proc", str(pid), "task").glob("*/children")]
+    return [int(child) for text in lists for child in text.split()]
+
+
+def stop(pid: int) -> float:
+    os.kill(pid, signal.SIGSTOP)
+    return time.time()
+
+
+@pytest.mark.parametrize("kills", [False, True])
+def test_a_stopped_zygote_is_noticed_and_replaced(tmp_path, kills):
+    with live(tmp_path) as run:
+        worker = run.process(1)
+        zygote = parent(worker)
+        since = stop(zygote)
+        if kills:
+            os.kill(worker, signal.SIGKILL)
+        (warning,) = until(lambda: run.events(WarningMessage))
+        assert "stopped" in warning.message
+        assert warning.time - since < NOTICED_S
+        if kills:
+            (failure,) = until(lambda: run.events(WorkerFailure))
+            assert "SIGKILL" in failure.cause, "how it ended is known although the zygote cannot report it"
+            assert failure.time - since < NOTICED_S
+            until(lambda: [e for e in run.events(Recovered) if len(e.members) == 3])
+    assert process_state(zygote) in ("", "Z")
+
+
+@pytest.mark.parametrize("kills", [False, True])
+def test_a_stopped_server_is_noticed_and_replaced(tmp_path, kills):
+    with live(tmp_path, strategy="ssp", workers=2, checkpoint_every_steps=10) as run:
+        since = stop(run.process(2))
+        if kills:
+            os.kill(run.process(1), signal.SIGKILL)
+        failure = until(lambda: [e for e in run.events(WorkerFailure) if e.name == "server 0"])[0]
+        assert "stopped" in failure.cause
+        assert failure.time - since < NOTICED_S
+        until(lambda: run.events(Recovered))
+
+
+@pytest.mark.parametrize("kills", [False, True])
+def test_a_stopped_loader_process_is_noticed_and_continued(tmp_path, kills):
+    with live(tmp_path, data=Items(), loaders=1, workers=2) as run:
+        (loader,) = until(lambda: children(run.process(0)))
+        since = stop(loader)
+        if kills:
+            os.kill(run.process(1), signal.SIGKILL)
+            until(lambda: [e for e in run.events(Recovered) if len(e.members) == 2])
+        else:
+            (warning,) = until(lambda: run.events(WarningMessage))
+            assert (warning.worker_id, str(loader) in warning.message) == (0, True)
+            assert warning.time - since < NOTICED_S
+            assert not run.events(WorkerFailure)
