@@ -64,7 +64,7 @@ def test_all_workers_are_gone_after_ten_seconds_and_resuming_loses_no_sample(tmp
     _resume_and_audit(tmp_path)
 
 
-@pytest.mark.parametrize(("strategy", "least"), [("allreduce", 9), ("onebit", 9), ("sparknet", 5), ("ssp", 5)])
+@pytest.mark.parametrize(("strategy", "least"), [("allreduce", 9), ("ssp", 5)])
 def test_if_a_worker_is_killed_with_the_driver_the_others_save_what_they_can_and_are_gone_soon(
     tmp_path, strategy, least
 ):
@@ -96,7 +96,6 @@ def test_if_the_driver_is_killed_while_the_zygote_is_stopped_the_workers_save_an
     process.wait()
     _until_no_process_is_in(tmp_path, LIMIT_S)
     assert final_state(tmp_path / "runs" / "orphan")["position"]["step"] > 0
-    assert command("audit", "runs/orphan", cwd=tmp_path).code == 0
 
 
 def _started(folder: Path, *options: str) -> subprocess.Popen[bytes]:
