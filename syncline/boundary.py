@@ -98,7 +98,7 @@ def as_expected(error: BaseException) -> SynclineError | None:
     """The message for a failure of the system or the surroundings; None if that is not what happened."""
     if isinstance(error, SynclineError):
         return error
-    if isinstance(error, UnicodeEncodeError) and error.reason == "surrogates not allowed":
+    if isinstance(error, UnicodeEncodeError) and error.reason.startswith("surrogates not"):
         shown = error.object[max(error.start - 20, 0) : error.end + 20].encode(errors="backslashreplace").decode()
         return ConfigError(
             f"A name or a path is not valid UTF-8: '{shown}'. Syncline writes names as UTF-8: rename it.",

@@ -21,16 +21,21 @@ from pathlib import Path
 from typing import Any
 
 RESET = b"\1\0\0\0\0\0\0\0"  # SO_LINGER: a closed connection leaves nothing behind that would use up the ports
-MANY_DESCRIPTORS = 60_000
+MOST_HELD = 20_000
+SOURCES = 8  # addresses to connect from: with many connections from one, the kernel is slow to find a free port
+IP_BIND_ADDRESS_NO_PORT = 24  # Linux; the socket module has it from Python 3.12 on
 PATIENCE_S = 0.02  # a port on this machine answers at once, unless it has too many connections to accept
 SPEECH = [b"", b"", b"\0" * 8, b"\xff\0\0\0\0\0\0\0\1\x7f", b"GET / HTTP/1.1\r\n\r\n"]
 
 
 def pour(ports: list[int], count: int, per_second: float, limit_s: float) -> dict[str, dict[str, int]]:
-    """`count` connections to each port, of which as many stay open as this process may have; what came of them."""
-    most = raise_limit()
+    """`count` connections to each port, of which the latest `MOST_HELD` stay open; what came of them."""
+    _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
+    room = MOST_HELD if most == resource.RLIM_INFINITY else min(MOST_HELD, most - 100)
     held: deque[socket.socket] = deque()
     outcomes = {port: Counter[str]() for port in ports}
+    silences = dict.fromkeys(ports, 0)  # how many in a row were not answered
     began = time.monotonic()
     for number, port in itertools.product(range(count), ports):
         due = began + number / per_second
@@ -39,25 +44,19 @@ def pour(ports: list[int], count: int, per_second: float, limit_s: float) -> dic
             continue
         if now < due:
             time.sleep(due - now)
-        if len(held) >= most - 100:
+        if len(held) >= room:
             held.popleft().close()
         stranger = socket.socket()
+        stranger.setsockopt(socket.IPPROTO_IP, IP_BIND_ADDRESS_NO_PORT, 1)
+        stranger.bind((f"127.0.0.{2 + number % SOURCES}", 0))
         held.append(stranger)
-        outcomes[port][attempt(stranger, port, SPEECH[number % len(SPEECH)], outcomes[port])] += 1
+        outcome = attempt(stranger, port, SPEECH[number % len(SPEECH)], PATIENCE_S if silences[port] < 10 else 0.0)
+        silences[port] = silences[port] + 1 if outcome == "unanswered" else 0
+        outcomes[port][outcome] += 1
     return {str(port): dict(outcomes[port]) for port in ports}
 
 
-def raise_limit() -> int:
-    """How many descriptors this process may have open now."""
-    _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
-    for wanted in (max(most, MANY_DESCRIPTORS), most):
-        with contextlib.suppress(ValueError, OSError):  # only root may have more
-            resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, wanted))
-            break
-    return resource.getrlimit(resource.RLIMIT_NOFILE)[0]
-
-
-def attempt(stranger: socket.socket, port: int, says: bytes, so_far: Counter[str]) -> str:
+def attempt(stranger: socket.socket, port: int, says: bytes, waits_s: float) -> str:
     stranger.setblocking(False)
     stranger.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, RESET)
     with contextlib.suppress(BlockingIOError):
@@ -67,9 +66,6 @@ def attempt(stranger: socket.socket, port: int, says: bytes, so_far: Counter[str
             return "refused"
     poll = select.poll()
     poll.register(stranger, select.POLLOUT)
-    waits_s = PATIENCE_S if so_far["unanswered"] < 20 else PATIENCE_S / 20
-    if so_far["unanswered"] > 5 and not so_far["connected"]:
-        waits_s = 0.0  # it is closed
     if not poll.poll(waits_s * 1000):
         return "unanswered"
     with contextlib.suppress(OSError):  # it hung up at once
@@ -78,7 +74,7 @@ def attempt(stranger: socket.socket, port: int, says: bytes, so_far: Counter[str
 
 
 @contextlib.contextmanager
-def flood(ports: list[int], count: int, *, per_second: float = 1e9, limit_s: float = 60.0) -> Iterator[Flood]:
+def flood(ports: list[int], count: int, *, per_second: float = 1e9, limit_s: float = 90.0) -> Iterator[Flood]:
     """A flood that lasts as long as the context."""
     settings = {"ports": ports, "count": count, "per_second": per_second, "limit_s": limit_s}
     with subprocess.Popen(

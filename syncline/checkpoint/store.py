@@ -49,7 +49,6 @@ def save(folder: Path, step: int, state: dict[str, Any], *, keep: int) -> Checkp
     run_id = str(state.get("run_id", ""))
     manifest = {"version": VERSION, "step": step, "size_bytes": data.nbytes, "sha256": digest, "run_id": run_id}
     try:
-        folder.parent.mkdir(parents=True, exist_ok=True)
         make_directory(folder)
         _remove_unfinished(folder)
         _write_whole((path, data), (path.with_suffix(".json"), memoryview(json.dumps(manifest).encode())))

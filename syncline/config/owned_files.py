@@ -88,7 +88,9 @@ def file_mode(folder: Path) -> int:
 
 
 def make_directory(path: Path) -> None:
-    """Create a directory that is as readable as its parent; an existing one must be ours."""
+    """Create a directory that is as readable as its parent, and its parents; an existing one must be ours."""
+    if not path.parent.exists():
+        path.parent.mkdir(parents=True, exist_ok=True)
     try:
         path.mkdir(mode=0o700 | (path.parent.stat().st_mode & 0o055))
     except FileExistsError:

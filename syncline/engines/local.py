@@ -72,7 +72,6 @@ class LocalEngine:
 
     def launch(self, spec: LaunchSpec, log: Path) -> None:
         self._has_launched = True
-        log.parent.parent.mkdir(parents=True, exist_ok=True)
         make_directory(log.parent)
         host = self.network.host_of(spec.worker_id)
         sent = msgspec.to_builtins(msgspec.structs.replace(spec, host=host.address))

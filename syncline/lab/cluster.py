@@ -44,7 +44,7 @@ class ClusterServer:
         for folder in (self._folder.parent, self._folder):
             with contextlib.suppress(FileExistsError):
                 folder.mkdir(mode=0o700)
-            check_directory(folder)  # before anything is created in it
+            _check_folder(folder)  # before anything is created in it
         if _is_running(name):
             raise ConfigError(
                 f"A cluster named {name!r} is already running. Take it down first: syncline cluster down.",
@@ -126,7 +126,7 @@ class ClusterServer:
 def send_command(name: str, command: dict[str, Any]) -> str:
     """The reply of the cluster of this name to a command. `SynclineError` if it does not run, or the command fails."""
     try:
-        _check_folder(_folder(name))
+        _check_folders(name)
         with socket.socket(socket.AF_UNIX) as connection:
             connection.settimeout(_REPLY_TIMEOUT_S)
             with short_path(command_socket(name)) as path:
@@ -145,7 +145,7 @@ def open_network(name: str) -> Iterator[Network]:
     """The network of a running cluster, for an engine in this process."""
     folder = _folder(name)
     try:
-        _check_folder(folder)
+        _check_folders(name)
         known = json.loads(read_owned(folder / "cluster.json"))
         descriptors = [
             os.open(f"/proc/{known['pid']}/fd/{host['namespace']}", os.O_RDONLY | os.O_CLOEXEC)
@@ -190,10 +190,21 @@ def _home() -> Path:
     return runtime if runtime.is_absolute() and is_our_directory(runtime) else Path(tempfile.gettempdir())
 
 
+def _check_folders(name: str) -> None:
+    for folder in (_folder(name).parent, _folder(name)):
+        _check_folder(folder)
+
+
 def _check_folder(folder: Path) -> None:
-    """Raise `ConfigError` if another user made the folder of a cluster, which anyone can name, or one above it."""
-    for part in (folder.parent, folder):
-        check_directory(part)
+    """Raise `ConfigError` if another user made the folder: anyone can guess its name."""
+    try:
+        check_directory(folder)
+    except ConfigError as error:
+        raise ConfigError(
+            f"{folder} was not made by a cluster of yours, so it is not used: another user could answer there. Set "
+            "XDG_RUNTIME_DIR to a directory that is yours alone.",
+            code=error.code, **error.facts,
+        ) from error  # fmt: skip
 
 
 def _is_running(name: str) -> bool:

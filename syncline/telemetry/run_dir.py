@@ -65,10 +65,13 @@ class RunDir:
 
         Raises ConfigError unless the directory and the files in it are ours, because others could have written them.
         """
-        if path.is_symlink() and path.lstat().st_uid in (os.geteuid(), 0):
+        if os.path.islink(path) and path.lstat().st_uid in (os.geteuid(), 0):
             path = path.resolve()  # our own link to a run, such as runs/latest
-        if path.is_dir():
-            owned_files.check_directory(path)
+        try:
+            if os.path.isdir(path):  # unlike Path.is_dir, False where we may not look
+                owned_files.check_directory(path)
+        except PermissionError:
+            raise _unreadable(path) from None
         found = cls.existing(path)
         for file in found._files():
             with contextlib.suppress(FileNotFoundError):

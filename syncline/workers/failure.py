@@ -26,9 +26,8 @@ _PLUMBING = (
     "/torch/nn/modules/module.py",  # two frames for each nested layer
     "/torch/utils/data/_utils/",
 )
-_NO_SHARED_MEMORY = re.compile(
-    r"(?s)(?=.*(?:/torch_\d+_|shared memory|\bshm\b|/dev/shm))(?=.*(?:No space left|Cannot allocate|Bus error))"
-)
+_SHARED_MEMORY = re.compile(r"/torch_\d+_|shared memory|\bshm\b")
+_FULL = re.compile(r"No space left|Cannot allocate|Bus error")
 _FROM_LOADER = re.compile(r"Caught \w+ in DataLoader worker process \d+\.\nOriginal (Traceback .*)", re.DOTALL)
 
 
@@ -45,11 +44,12 @@ def describe_failure(
         kind, message = _exception_in(text)
     else:
         text = "".join(traceback.TracebackException.from_exception(error, compact=True).format())
-    message = "\n".join(filter(None, [message.strip() or kind, _advice(error, message)]))
+    message = _shortened(message.strip() or kind, _LONGEST_MESSAGE)
+    advice = _advice(error, message)
     return Failed(
         worker_id=worker_id,
         kind=kind,
-        message=_shortened(message, _LONGEST_MESSAGE),
+        message=f"{message}\n{advice}" if advice else message,
         traceback=_shortened(_users_part(text), _LONGEST_TRACEBACK),
         step=step,
         samples=samples,
@@ -65,7 +65,7 @@ def _advice(error: BaseException, message: str) -> str:
     """What to do about a full shared memory, disk or limit; empty for anything else, and if the message says it."""
     if isinstance(error, SynclineError):
         return ""
-    if _NO_SHARED_MEMORY.search(message) is not None:
+    if _SHARED_MEMORY.search(message) and _FULL.search(message):
         return (
             f"This is about shared memory, not a disk: /dev/shm has {shared_memory_left()}. Data loader processes pass "
             "batches through it. Enlarge it (for Docker: --shm-size 1g), or use --loaders 0 or a smaller --batch."

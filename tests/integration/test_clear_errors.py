@@ -34,9 +34,10 @@ def train(tmp_path: Path, **changes: Any) -> syncline.Result:
     return syncline.train(**settings)
 
 
-def shell(text: str, cwd: Path) -> subprocess.CompletedProcess[str]:
-    """Run a line of shell in which `syncline` is the command."""
-    words = shlex.join(warm_process().words("-m", "syncline.cli.main"))
+def shell(text: str, cwd: Path, *, is_warm: bool = True) -> subprocess.CompletedProcess[str]:
+    """Run a line of shell in which `syncline` is the command; with closed streams or limits it cannot be a warm one."""
+    words = warm_process().words("-m", "syncline.cli.main") if is_warm else [sys.executable, "-m", "syncline"]
+    words = shlex.join(words)
     line = text.replace("syncline", words, 1)
     return subprocess.run(
         ["bash", "-c", line], cwd=cwd, env=environment(), capture_output=True, text=True, timeout=60
@@ -46,9 +47,17 @@ def shell(text: str, cwd: Path) -> subprocess.CompletedProcess[str]:
 # Run directories
 
 
+@pytest.fixture(scope="module")
+def trained() -> list[Path]:
+    """The run that every test gets a copy of, once there is one."""
+    return []
+
+
 @pytest.fixture
-def run(tmp_path) -> Path:
-    return train(tmp_path).run_dir
+def run(tmp_path, tmp_path_factory, trained) -> Path:
+    if not trained:
+        trained.append(train(tmp_path_factory.mktemp("trained")).run_dir)
+    return Path(shutil.copytree(trained[0], tmp_path / "run"))
 
 
 @pytest.mark.parametrize(
@@ -98,10 +107,12 @@ def test_a_truncated_ledger_is_called_incomplete(tmp_path, run):
     assert done.code == 1
     assert "ledger.jsonl" in done.err
     assert "11 steps" in done.err
-    whole = train(tmp_path / "whole").run_dir
-    lines = (whole / "ledger.jsonl").read_bytes().splitlines(keepends=True)
-    (whole / "ledger.jsonl").write_bytes(b"".join(lines[:-1]))
-    done = command("audit", str(whole), cwd=tmp_path)
+
+
+def test_a_ledger_without_its_end_is_called_incomplete_if_the_run_has_ended(tmp_path, run):
+    lines = (run / "ledger.jsonl").read_bytes().splitlines(keepends=True)
+    (run / "ledger.jsonl").write_bytes(b"".join(lines[:-1]))
+    done = command("audit", str(run), cwd=tmp_path)
     assert done.code == 1
     assert "ledger.jsonl" in done.err
 
@@ -214,7 +225,8 @@ def test_the_package_runs_as_a_module(tmp_path):
 
 @pytest.mark.parametrize("where", ["| head -1", ">&-", ">&- 2>&-"])
 def test_a_closed_output_ends_neither_the_run_nor_in_a_message(tmp_path, where):
-    done = shell(f"set -o pipefail; syncline train {' '.join(SMALL)} --name a {where}", tmp_path)
+    line = f"set -o pipefail; syncline train {' '.join(SMALL)} --name a {where}"
+    done = shell(line, tmp_path, is_warm=where == "| head -1")
     assert done.returncode == 0, done.stderr
     assert done.stderr == ""
     assert (tmp_path / "runs" / "a" / "summary.json").exists()
@@ -237,11 +249,7 @@ def test_a_name_that_is_not_utf8_is_refused_and_leaves_no_run(tmp_path):
 
 def test_a_deleted_working_directory_is_named(tmp_path):
     (tmp_path / "gone").mkdir()
-    words = shlex.join([sys.executable, "-m", "syncline"])  # a forked command would have to go there itself
-    done = subprocess.run(
-        ["bash", "-c", f"cd gone && rmdir ../gone && {words} train {' '.join(SMALL)}"],
-        cwd=tmp_path, env=environment(), capture_output=True, text=True, timeout=60,
-    )  # fmt: skip
+    done = shell(f"cd gone && rmdir ../gone && syncline train {' '.join(SMALL)}", tmp_path, is_warm=False)
     assert done.returncode == 1
     assert "working directory" in done.stderr
     assert "Traceback" not in done.stderr

@@ -370,17 +370,19 @@ def test_more_connections_than_a_process_may_have_open_change_nothing(tmp_path, 
         until(lambda: run.steps > 2, "the first steps")
         listeners, before = run.listeners(), run.descriptors()
         ports = {listener.port: listener.pid for listener in listeners}
-        most = dict(before)
+        most, began = dict(before), time.monotonic()
         with flood(list(ports), FLOOD, per_second=PER_SECOND) as strangers:
             while not strangers.is_over:
                 most = {pid: max(most.get(pid, 0), count) for pid, count in run.descriptors().items()}
                 threading.Event().wait(0.02)
-            outcomes = strangers.outcomes()
+            outcomes, seconds = strangers.outcomes(), time.monotonic() - began
             run.allow(STEPS - 10)
             until(lambda: run.steps == STEPS - 10, "ten steps more, with all strangers there")
+            after = run.descriptors()
         found = run.result()
-    print({"kind": kind, "outcomes": outcomes, "before": before, "most": most})
+    print({"kind": kind, "outcomes": outcomes, "before": before, "most": most, "seconds": seconds})
     assert is_same(found, expected)
+    assert set(after) == set(before), "no process was replaced"
     assert sum(bool(each.get("connected")) for each in outcomes.values()) == OPEN_PORTS[kind]
     assert all(not each.get("not tried") for each in outcomes.values())
     assert max(most.values()) < DESCRIPTORS

@@ -28,6 +28,7 @@ def path(tmp_path: Path) -> Path:
 
 
 def traveled(path: Path, value: object) -> object:
+    path.unlink(missing_ok=True)
     task_file.write(path, value)
     return task_file.read(path)
 

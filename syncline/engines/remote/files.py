@@ -40,9 +40,7 @@ def chunks_of(file: Path, name: str) -> Iterator[FileChunk]:
 def write_chunk(folder: Path, chunk: FileChunk) -> None:
     """Write a chunk of a file. Logs are visible as they grow; other files appear when they are complete."""
     path = _path(folder, chunk.name)
-    folder.mkdir(parents=True, exist_ok=True)
-    if path.parent != folder:
-        make_directory(path.parent)
+    make_directory(path.parent)
     is_log = chunk.name.startswith("logs/")
     target = path if is_log else path.with_name(f".{path.name}.partial")
     flags = os.O_WRONLY | os.O_CREAT | os.O_NOFOLLOW

@@ -42,5 +42,5 @@ def test_another_model_keeps_the_targets() -> None:
 
 
 def test_a_single_array_is_compared_with_itself() -> None:
-    _, _, target = loss_of(nn.Identity(), nn.functional.mse_loss, (PAIRS[0],))
+    _, _, target = loss_of(nn.Identity().eval(), nn.functional.mse_loss, (PAIRS[0],))
     assert target is PAIRS[0]
