@@ -17,11 +17,12 @@ from syncline import task_file
 from syncline.checkpoint import store
 from syncline.cli.report import report
 from syncline.config.run import RunConfig
+from syncline.coordinator.open_run import _earlier_run
 from syncline.coordinator.requests import Request, RequestBox, is_live, send_request
 from syncline.data.audit import audit_file
 from syncline.data.ledger import Used, encode
 from syncline.data.ledger_file import put_back
-from syncline.driver import _earlier_run, _written_task
+from syncline.driver import _written_task
 from syncline.errors import ConfigError
 from syncline.observe.report.load import load
 from syncline.planning.plan import Plan

@@ -50,6 +50,7 @@ _HEARTBEAT_S = 1.0
 _SILENCE_S = 30.0
 """A driver without heartbeats for this long is gone, even if its connection was not closed: a network may be cut."""
 _CONNECT_S = 10.0
+_DRIVER_IS_GONE = "the driver is gone"
 _LIVENESS_S = 0.4
 """How often a byte goes over the liveness connection: often enough for a limit of 2 s (`agent_silence.py`)."""
 
@@ -87,7 +88,10 @@ def run_node_agent(
         channel.send(encode(Register(PROTOCOL, name, node, slot)))
         accepted = _wait_for_answer(channel, invitation.address, patience_s, should_stop)
         with _liveness_connection(accepted) as liveness:
-            return NodeAgent(channel, liveness, engine, RunFilesCopy(engine.scratch)).run(should_stop)
+            why = NodeAgent(channel, liveness, engine, RunFilesCopy(engine.scratch)).run(should_stop)
+            if why == _DRIVER_IS_GONE:
+                channel.close(waits=False)
+            return why
 
 
 class NodeAgent:
@@ -116,7 +120,7 @@ class NodeAgent:
             for problem in self._engine.problems():
                 self._channel.send(encode(Problem(problem)))
             if _is_closed(self._liveness):
-                return "the driver is gone"
+                return _DRIVER_IS_GONE
             if now - heard_at > _SILENCE_S:
                 return f"the driver sent no heartbeat for {_SILENCE_S:g} s"
             if should_stop():
