@@ -62,7 +62,8 @@ def _leaves_nothing_behind(tmp_path_factory: pytest.TempPathFactory, monkeypatch
     temporary = tmp_path_factory.mktemp("tmp")
     monkeypatch.setenv("TMPDIR", str(temporary))
     monkeypatch.setattr(tempfile, "tempdir", str(temporary))
-    segments, children = _shared_memory(), _descendants()
+    # What a fixture of the module has started is there before the test, and may stay.
+    segments, children, threads = _shared_memory(), _descendants(), set(threading.enumerate())
     yield
 
     def left() -> dict[str, list[str]]:
@@ -73,7 +74,9 @@ def _leaves_nothing_behind(tmp_path_factory: pytest.TempPathFactory, monkeypatch
             "shared memory": sorted(_shared_memory() - segments),
             "temporary files": sorted(str(p) for p in temporary.rglob("*") if p.is_file() or p.is_socket()),
             "threads": sorted(
-                t.name for t in threading.enumerate() if t.name.startswith("syncline-") and t.name != LOOKUP
+                t.name
+                for t in set(threading.enumerate()) - threads
+                if t.name.startswith("syncline-") and t.name != LOOKUP
             ),
         }
         return {kind: names for kind, names in found.items() if names}

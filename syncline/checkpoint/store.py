@@ -138,9 +138,10 @@ def newest_sound(folder: Path, run_id: str | None = None) -> tuple[Checkpoint, d
             state = load(checkpoint)
             if run_id is not None:
                 check_run(state.get("run_id"), run_id, checkpoint.path)
-            return checkpoint, state, problems
         except CheckpointError as error:
             problems.append(str(error))
+        else:
+            return checkpoint, state, [*_unreadable_after(checkpoint), *problems]
     if problems:
         raise CheckpointError(
             " ".join(problems) + f" No other checkpoint is left in {folder}: start a new run.",
@@ -162,6 +163,16 @@ def check_run(found: object, run_id: str, path: Path) -> None:
             f"{path} was written by another run ({found}, not {run_id}).",
             code="checkpoint-of-other-run", path=str(path), run_id=run_id, found=found,
         )  # fmt: skip
+
+
+def _unreadable_after(checkpoint: Checkpoint) -> list[str]:
+    """What is wrong with newer manifests that are damaged: without saying so, an older state would be used."""
+    folder = checkpoint.path.parent
+    readable = {known.path.stem for known in checkpoints_in(folder)}
+    names = sorted(manifest.stem for manifest in folder.glob("step-*.json"))
+    return [
+        f"{folder / name}.json is damaged." for name in names if name > checkpoint.path.stem and name not in readable
+    ]
 
 
 def _serialized(state: dict[str, Any]) -> memoryview:

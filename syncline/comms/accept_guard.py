@@ -77,14 +77,14 @@ class AcceptGuard:
 def most_in_use(now: int, limit: int) -> int:
     """How many descriptors may be in use with strangers, if `now` are without them.
 
-    Half of the rest stays free: while this thread waits for a processor, ZeroMQ accepts some hundreds more.
+    At most a quarter of the rest is theirs: while this thread waits for a processor, ZeroMQ accepts hundreds more.
 
     >>> most_in_use(24, 1024)
-    524
+    274
     >>> most_in_use(24, 65536)
     8216
     """
-    return now + min(_MOST_STRANGERS, max(0, limit - now) // 2)
+    return now + min(_MOST_STRANGERS, max(0, limit - now) // 4)
 
 
 def _descriptor_limit() -> int:

@@ -43,7 +43,8 @@ class RequestBox:
         """The requests since the last call; invalid files are deleted."""
         found = []
         for path in sorted(self._folder.glob("request-*.json")):
-            with contextlib.suppress(OSError, msgspec.DecodeError, ConfigError):  # ConfigError: another user's
+            # ConfigError: another user's; the others: not written by `send_request`.
+            with contextlib.suppress(OSError, msgspec.DecodeError, UnicodeDecodeError, RecursionError, ConfigError):
                 found.append(msgspec.json.decode(read_owned(path), type=Request))
             path.unlink(missing_ok=True)
         return found

@@ -115,5 +115,5 @@ def read_ledger(path: Path) -> Iterator[Line]:
             if text.strip():
                 try:
                     yield decode(text)
-                except (msgspec.DecodeError, RecursionError):
+                except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
                     continue

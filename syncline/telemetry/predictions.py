@@ -65,7 +65,7 @@ def read_predictions(path: Path) -> Predictions | None:
     try:
         with open_regular(path) as file:
             found = msgspec.json.decode(file.read(), type=Predictions)
-    except (OSError, msgspec.DecodeError):
+    except (OSError, msgspec.DecodeError, UnicodeDecodeError, RecursionError):
         return None
     return found if _is_consistent(found) else None
 

@@ -168,7 +168,7 @@ def read_lines(lines: Iterable[bytes]) -> Iterator[Event]:
     """The events in these lines, without those that cannot be read."""
     for line in lines:
         # A line that is nested too deeply was not written by a run.
-        with contextlib.suppress(msgspec.DecodeError, msgspec.ValidationError, RecursionError):
+        with contextlib.suppress(msgspec.DecodeError, UnicodeDecodeError, RecursionError):
             event = from_dict(msgspec.json.decode(line))
             if is_plausible(event):
                 yield event

@@ -211,5 +211,5 @@ def _workers_path(run_dir: Path) -> Path:
 def _decoded(data: bytes) -> Holder | None:
     try:
         return msgspec.json.decode(data, type=Holder)
-    except msgspec.DecodeError:
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
         return None

@@ -38,9 +38,10 @@ from syncline.errors import PeerFailed
 
 LIMIT_S = 60.0
 STEPS, WORKERS, SERVERS = 60, 2, 1
-HALF_OPEN = 1000
+HALF_OPEN = 300
 FLOOD = int(os.environ.get("SYNCLINE_TEST_STRANGERS", "3000"))  # to each port, and more than a process may have open
 PER_SECOND = 5000.0
+STEP_S = max(0.02, FLOOD / PER_SECOND / STEPS)  # there are steps while the strangers arrive
 LONGEST_GREETING = 300  # ZeroMQ's greeting and its half of a handshake, in cipher; our servers' 32 bytes
 OPEN_PORTS = {"shared memory": 1, "servers": 1 + SERVERS, "torch.distributed": 2}  # the coordinator's, and others
 LOOPBACK = {"0100007F", "00000000000000000000000001000000", "0000000000000000FFFF00000100007F"}
@@ -142,7 +143,7 @@ def running(folder: Path, kind: str) -> Iterator[Run]:
     """A run that goes no further than it is allowed to."""
     folder.mkdir()
     settings = folder / "settings.json"
-    settings.write_text(json.dumps({**RUNS[kind], "seconds": 0.02}))
+    settings.write_text(json.dumps({**RUNS[kind], "seconds": STEP_S}))
     with open(folder / "log", "wb") as log:
         process = subprocess.Popen(
             [sys.executable, str(Path(__file__).with_name("under_attack.py")), str(settings)],
@@ -370,18 +371,19 @@ def test_more_connections_than_a_process_may_have_open_change_nothing(tmp_path, 
         until(lambda: run.steps > 2, "the first steps")
         listeners, before = run.listeners(), run.descriptors()
         ports = {listener.port: listener.pid for listener in listeners}
-        most, began = dict(before), time.monotonic()
+        most, began, steps = dict(before), time.monotonic(), run.steps
         with flood(list(ports), FLOOD, per_second=PER_SECOND) as strangers:
             while not strangers.is_over:
                 most = {pid: max(most.get(pid, 0), count) for pid, count in run.descriptors().items()}
                 threading.Event().wait(0.02)
-            outcomes, seconds = strangers.outcomes(), time.monotonic() - began
+            outcomes, seconds, steps = strangers.outcomes(), time.monotonic() - began, run.steps - steps
             run.allow(STEPS - 10)
             until(lambda: run.steps == STEPS - 10, "ten steps more, with all strangers there")
             after = run.descriptors()
         found = run.result()
-    print({"kind": kind, "outcomes": outcomes, "before": before, "most": most, "seconds": seconds})
+    print({"kind": kind, "outcomes": outcomes, "before": before, "most": most, "seconds": seconds, "steps": steps})
     assert is_same(found, expected)
+    assert steps > 0, "training continued meanwhile"
     assert set(after) == set(before), "no process was replaced"
     assert sum(bool(each.get("connected")) for each in outcomes.values()) == OPEN_PORTS[kind]
     assert all(not each.get("not tried") for each in outcomes.values())

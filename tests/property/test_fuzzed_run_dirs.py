@@ -187,8 +187,8 @@ def test_a_damaged_run_directory_gives_a_clear_error_or_the_right_result(whole, 
         if command == "resume":
             assert found[0] in checkpoints, "only what was saved is resumed"
             assert found[1] == plan, "with the plan that it had"
-        if command == "predict":
-            assert found in (prediction, None)
+        if command == "predict" and not (name.startswith("checkpoints/") and content is None):
+            assert found in (prediction, None), "an older checkpoint is not used in silence, unless a newer one is gone"
         left = [path for path in run.rglob(".*") if path.is_file()]
         assert not left, f"{command} left {left}"
     capsys.readouterr()

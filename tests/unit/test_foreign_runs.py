@@ -6,6 +6,7 @@ import dataclasses
 import json
 import os
 import pickle
+from contextlib import closing
 from pathlib import Path
 
 import pytest
@@ -18,7 +19,7 @@ from syncline.checkpoint import store
 from syncline.cli.report import report
 from syncline.config.run import RunConfig
 from syncline.coordinator.open_run import _earlier_run
-from syncline.coordinator.requests import Request, RequestBox, is_live, send_request
+from syncline.coordinator.requests import Request, RequestBox, send_request
 from syncline.data.audit import audit_file
 from syncline.data.ledger import Used, encode
 from syncline.data.ledger_file import put_back
@@ -29,6 +30,7 @@ from syncline.planning.plan import Plan
 from syncline.strategies.own import Own, only_our_files
 from syncline.telemetry.events import to_line
 from syncline.telemetry.run_dir import EventLog, RunDir
+from syncline.telemetry.run_lock import DriverLock
 
 STRATEGY = "from pathlib import Path\nPath({proof!r}).touch()\ndef Evil(): ...\n"
 
@@ -246,31 +248,21 @@ def test_no_victims_file_is_appended_to_through_a_link(ours, tmp_path, open_it):
 
 @needs_root
 def test_a_request_of_another_user_is_ignored(ours):
-    box = RequestBox(ours.path)
-    try:
+    with closing(DriverLock(ours.path, "session")), closing(RequestBox(ours.path)) as box:
         send_request(ours.path, Request(stop=True))
         (sent,) = (ours.path / "requests").glob("request-*.json")
         os.chown(sent, NOBODY, -1)
         assert box.poll() == []
         send_request(ours.path, Request(add=1))
         assert box.poll() == [Request(add=1)]
-    finally:
-        box.close()
 
 
 @needs_root
-def test_no_request_is_written_to_another_users_run(ours, tmp_path):
-    box = RequestBox(ours.path)
-    owner = (ours.path / "requests" / "owner.json").read_bytes()
-    (tmp_path / "target").mkdir()
-    files = {"run/plan.json": b"{}", "run/requests/owner.json": owner}
-    as_nobody(tmp_path / "evil", lambda: write_files(files))
-    try:
-        assert is_live(tmp_path / "evil" / "run")
-        with pytest.raises(ConfigError) as caught:
-            send_request(tmp_path / "evil" / "run", Request(stop=True))
-    finally:
-        box.close()
+def test_no_request_is_written_to_another_users_run(tmp_path):
+    run = tmp_path / "evil" / "run"
+    as_nobody(tmp_path / "evil", lambda: write_files({"run/plan.json": b"{}", "run/requests/old": b""}))
+    with closing(DriverLock(run, "session")), pytest.raises(ConfigError) as caught:
+        send_request(run, Request(stop=True))
     assert caught.value.code == "foreign-run"
 
 

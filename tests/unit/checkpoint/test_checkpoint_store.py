@@ -90,6 +90,7 @@ def test_the_files_are_as_documented(folder):
         "step": 7,
         "size_bytes": saved.path.stat().st_size,
         "sha256": hashlib.sha256(saved.path.read_bytes()).hexdigest(),
+        "run_id": "",
     }
 
 

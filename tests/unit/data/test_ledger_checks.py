@@ -5,7 +5,8 @@ from __future__ import annotations
 import pytest
 
 from syncline.data.audit import audit
-from syncline.data.ledger import Closed, Line, Opened, Used
+from syncline.data.ledger import Closed, Line, Opened, Used, encode
+from syncline.data.ledger_file import read_ledger
 from syncline.errors import DataError
 
 OPENED = Opened(view=1, members=[0, 1], start=(0, 0, 0, 0), count=100, batch=10, epochs=3)
@@ -56,6 +57,13 @@ def test_huge_numbers_in_several_fields_are_refused_as_well():
         Used(view=1, worker=0, steps=HUGE, runs=[(HUGE, 0, 5, 0, 1)]),
     )
     refused(Opened(view=1, members=[0], start=(10**8, 0, HUGE, 0), count=100, batch=10, epochs=None))
+
+
+@pytest.mark.parametrize("text", [b"{", b'"\xa6"', b"[" * 100_000, b'{"type": "used"}'])
+def test_a_line_that_cannot_be_read_is_skipped(tmp_path, text):
+    path = tmp_path / "ledger.jsonl"
+    path.write_bytes(encode(OPENED) + b"\n" + text + b"\n")
+    assert list(read_ledger(path)) == [OPENED]
 
 
 def test_what_runs_write_is_accepted():

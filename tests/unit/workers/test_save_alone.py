@@ -26,7 +26,7 @@ def survivor(folder: Path, worker_id: int) -> tuple[Checkpoints, TrainState]:
     lines.add(Used(1, worker_id, 7, [(0, worker_id, worker_id + 1, 0, 1)]), 0.0)
     session = SimpleNamespace(
         run_dir=RunDir(folder),
-        plan=SimpleNamespace(keep_checkpoints=3),
+        plan=SimpleNamespace(keep_checkpoints=3, run_id="run", data_fingerprint="data"),
         ledger_lines=lines,
         recorder=Recorder(worker_id),
     )
@@ -50,7 +50,7 @@ def test_survivors_that_save_at_once_leave_whole_checkpoints(tmp_path):
         step = 8 if worker_id == 3 else 7  # one has come a step further
         begin.wait()
         checkpoints.save_alone(
-            Position(0, step, step, 0), (), state, exchange(worker_id), rank=worker_id, size=SURVIVORS
+            Position(0, step, step, 0), (), 100, state, exchange(worker_id), rank=worker_id, size=SURVIVORS
         )
 
     threads = [threading.Thread(target=save, args=(worker_id,)) for worker_id in range(SURVIVORS)]
@@ -66,9 +66,10 @@ def test_survivors_that_save_at_once_leave_whole_checkpoints(tmp_path):
 
 def test_what_the_others_kept_for_themselves_is_replaced_as_for_failed_workers(tmp_path):
     checkpoints, state = survivor(tmp_path, 1)
-    checkpoints.save_alone(Position(0, 5, 5, 0), ((0, 2, 3),), state, exchange(1), rank=1, size=3)
+    checkpoints.save_alone(Position(0, 5, 5, 0), ((0, 2, 3),), 100, state, exchange(1), rank=1, size=3)
     _, loaded, _ = store.newest_sound(tmp_path / "checkpoints")
     saved = CheckpointState.from_dict(loaded)
     assert saved.worker_states == [{"own": None}, {"own": 1}, {"own": None}]
     assert (saved.position.step, list(saved.requeued)) == (5, [(0, 2, 3)])
+    assert (saved.run_id, saved.samples, saved.data_fingerprint) == ("run", 100, "data")
     assert torch.equal(saved.model["weight"], state.model.state_dict()["weight"])
