@@ -287,8 +287,12 @@ def _sampled_content(data: Any) -> str:
         if not (hasattr(part, "shape") and hasattr(part, "dtype")) or not part.shape:
             return ""
         digest.update(f"{tuple(part.shape)} {part.dtype}".encode())
-        rows = part[:: max(1, len(part) // _SAMPLED_ROWS)]
-        digest.update(repr(rows.tolist() if math.prod(rows.shape) <= _SAMPLED_VALUES else rows[0].tolist()).encode())
+        try:
+            rows = part[:: max(1, len(part) // _SAMPLED_ROWS)]
+            values = rows.tolist() if math.prod(rows.shape) <= _SAMPLED_VALUES else rows[0].tolist()
+        except (TypeError, ValueError, AttributeError, RuntimeError):
+            continue  # sparse tensors, for instance, have no slices
+        digest.update(repr(values).encode())
     return digest.hexdigest()[:16]
 
 
