@@ -29,7 +29,7 @@ from types import TracebackType
 from syncline.errors import ConfigError, SynclineError
 
 FEWEST_OPEN_FILES = 64
-"""What the driver needs for a run of two workers is about half of it."""
+"""With fewer, a run would end in the middle of a library; with a few more workers it may need more than this."""
 
 _REPORTED = "_syncline_report"
 _RUN = "_syncline_run"
