@@ -18,8 +18,9 @@ from syncline.checkpoint import store
 from syncline.checkpoint.schema import CheckpointState
 from syncline.checkpoint.writer import CheckpointWriter
 from syncline.comms.serialize import dump_state, load_state
+from syncline.config.owned_files import make_directory
 from syncline.data.assignment import Position, Range
-from syncline.errors import CheckpointError
+from syncline.errors import CheckpointError, ConfigError
 from syncline.strategies.exchange import Exchange, Replica
 from syncline.telemetry.events import CheckpointSaved, WarningMessage
 from syncline.workers.train_state import TrainState
@@ -194,8 +195,9 @@ class Checkpoints:
 def _one_at_a_time(folder: Path) -> Iterator[None]:
     """Exclude other processes that do the same; the kernel releases the lock of one that is killed."""
     descriptor: int | None = None
-    with contextlib.suppress(OSError):  # some network drives cannot lock a folder; saving reports other problems
-        folder.mkdir(parents=True, exist_ok=True)
+    # Some network drives cannot lock a folder; saving reports other problems.
+    with contextlib.suppress(OSError, ConfigError):
+        make_directory(folder)
         descriptor = os.open(folder, os.O_RDONLY)
         fcntl.flock(descriptor, fcntl.LOCK_EX)
     try:
