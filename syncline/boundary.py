@@ -210,7 +210,7 @@ def _is_users_file(name: str) -> bool:
 
 
 def bug_message(error: BaseException) -> str:
-    """What to tell about an unexpected exception; writes its report, once."""
+    """The message for an unexpected exception; writes its report, once."""
     kind = type(error).__name__
     path = getattr(error, _REPORTED, None) or _write_report(error)
     with contextlib.suppress(AttributeError):

@@ -292,18 +292,7 @@ def _conclude(
             message, code="killed", run_dir=str(run_dir.path), checkpoint=checkpoint, signal=coordinator.stopped_by,
             resume_command=resume_command if checkpoint else None,
         )  # fmt: skip
-    final = finished.summary
-    summary = Summary(
-        metrics=final["metrics"],
-        samples_per_s=final["samples"] / final["seconds"] if final["seconds"] else 0.0,
-        seconds=time.monotonic() - started,
-        steps=final["steps"],
-        epochs=final["epochs"],
-        workers=plan.size,
-        run_dir=str(run_dir.path),
-        stopped_early=outcome == "stopped",
-        peak_memory_bytes={int(worker_id): peak for worker_id, peak in final["peak_memory_bytes"].items()},
-    )
+    summary = _summary_of(finished.summary, plan, run_dir, started, stopped_early=outcome == "stopped")
     if outcome == "stopped":
         message = f"Stopped after step {summary.steps}; everything is saved. To resume: {resume_command}"
         emit(RunEnded(reason="stopped", message=message))
@@ -325,6 +314,21 @@ def _conclude(
         samples_per_s=summary.samples_per_s,
         peak_memory_bytes=summary.peak_memory_bytes,
         _load_model=lambda: _load_model(what, run_dir),
+    )
+
+
+def _summary_of(final: dict[str, Any], plan: Plan, run_dir: RunDir, started: float, *, stopped_early: bool) -> Summary:
+    """The summary of a run from `final`, a worker's last message."""
+    return Summary(
+        metrics=final["metrics"],
+        samples_per_s=final["samples"] / final["seconds"] if final["seconds"] else 0.0,
+        seconds=time.monotonic() - started,
+        steps=final["steps"],
+        epochs=final["epochs"],
+        workers=plan.size,
+        run_dir=str(run_dir.path),
+        stopped_early=stopped_early,
+        peak_memory_bytes={int(worker_id): peak for worker_id, peak in final["peak_memory_bytes"].items()},
     )
 
 

@@ -4,7 +4,7 @@
     checkpoints/step-00000412.json   version, step, size and SHA-256; written last
 
 A checkpoint exists when its JSON exists. Loading uses `weights_only=True`: a checkpoint cannot run code. Files of other
-users are refused all the same (`config/owned_files.py`): whoever wrote one chose the model. Not here: what the state
+users are refused all the same (`config/owned_files.py`): its writer chose the model. Not here: what the state
 holds (`schema.py`), and when to save (`workers/checkpoints.py`).
 """
 

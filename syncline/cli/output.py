@@ -22,7 +22,7 @@ from syncline.telemetry.events import Event, RunEnded, WorkerOutput
 
 def print_error(message: str, label: str = "Error: ") -> None:
     red, plain = ("\033[1;31m", "\033[0m") if sys.stderr.isatty() and label else ("", "")
-    with contextlib.suppress(OSError):  # nobody reads it any more; the exit code still says it
+    with contextlib.suppress(OSError):  # the stream is closed; the exit code still reports it
         shown = message.encode(errors="backslashreplace").decode()  # it may quote a path that is not UTF-8
     typer.echo(f"{red}{label}{plain}{shown}", err=True)
 

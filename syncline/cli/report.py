@@ -55,18 +55,13 @@ def report(
     from syncline.errors import ConfigError
     from syncline.observe.report.load import load
     from syncline.observe.report.report_page import as_html
-    from syncline.telemetry.run_dir import RunDir
 
     if (histograms or graph) and not tensorboard:
         raise ConfigError("--histograms and --graph write TensorBoard files. Leave --no-tensorboard out.")
     records = load(runs, is_live)
     ours = [is_our_directory(run.resolve()) for run in runs]  # nothing is written to another user's directory
     page = out or (runs[0] / "report.html" if ours == [True] else Path("report.html"))
-    try:
-        RunDir.write(page, as_html(records).encode())
-    except OSError as error:
-        raise ConfigError(f"Cannot write {page}: {error.strerror}. Choose another file with --out FILE.") from error
-    typer.echo(f"report: {page}")
+    _write_page(page, as_html(records))
     if tensorboard:
         for path, record, is_ours in zip(runs, records, ours, strict=True):
             if is_ours:
@@ -75,6 +70,17 @@ def report(
                 typer.echo(f"No TensorBoard files: {path} is not yours, or others can write there.", err=True)
     if open_it:
         typer.launch(page.resolve().as_uri())
+
+
+def _write_page(page: Path, text: str) -> None:
+    from syncline.errors import ConfigError
+    from syncline.telemetry.run_dir import RunDir
+
+    try:
+        RunDir.write(page, text.encode())
+    except OSError as error:
+        raise ConfigError(f"Cannot write {page}: {error.strerror}. Choose another file with --out FILE.") from error
+    typer.echo(f"report: {page}")
 
 
 def _write_for_tensorboard(run: Path, record: RunRecord, *, histograms: bool, graph: bool) -> None:

@@ -44,7 +44,7 @@ def drop_new_connections(listener: socket.socket) -> bool:
 
 
 def accept_new_connections(listener: socket.socket) -> None:
-    """Undo `drop_new_connections`."""
+    """Undo `drop_new_connections`: later attempts are accepted again."""
     with contextlib.suppress(OSError):  # it had no filter
         listener.setsockopt(socket.SOL_SOCKET, _SO_DETACH_FILTER, 0)
 

@@ -104,7 +104,7 @@ def open_append(path: Path) -> FileIO:
 
 
 def temporary_name(path: Path) -> Path:
-    """A name beside `path` that nobody can guess, for the file that will replace it."""
+    """An unpredictable name beside `path`, for the file that will replace it."""
     return path.with_name(f".{path.name[:_LONGEST_STEM]}.{secrets.token_hex(8)}{_TEMPORARY}")
 
 
@@ -234,8 +234,8 @@ def _check_not_open_to_all(folder: Path, found: os.stat_result) -> None:
 
 def _writable_by_others(path: Path, fix: str) -> ConfigError:
     return ConfigError(
-        f"Other users can write {path}, so its content is not trusted. If nobody has changed it, take that permission "
-        f"away: {fix} {path}",
+        f"Other users can write {path}, so its content is not trusted. If they have not changed it, remove that "
+        f"permission: {fix} {path}",
         code="writable-by-others", path=str(path),
     )  # fmt: skip
 

@@ -54,7 +54,7 @@ class OpenRun:
 
 
 def open_run(config: RunConfig, plan: Plan, session: str, report: Callable[[str], None]) -> OpenRun:
-    """Lock the run to resume, or make a new one. `report` tells the user what this waits for."""
+    """Lock the run to resume, or make a new one. `report` shows the user what this waits for."""
     opened = _open_earlier(config, plan, session, report)
     if opened is None:
         name = config.name or f"{_file_name(plan.model)}-{_file_name(plan.data)}-{time.strftime('%Y%m%d-%H%M%S')}"

@@ -164,7 +164,7 @@ class Zygote:
         while self._workers:
             if self._failed:
                 self._failed.clear()
-                self._signal_all(PEER_FAILED)  # they would wait for it: no coordinator is left to tell them
+                self._signal_all(PEER_FAILED)  # they would wait for it: no coordinator is left to notify them
             ready = self._selector.select(max(0.0, deadline - time.monotonic()))
             for key, _ in ready:
                 self._reap(key.data)

@@ -58,7 +58,7 @@ class Started(Protocol):
 
 
 @dataclass
-class _Worker:
+class _Forked:
     pid: int
     descriptor: int
     ended_at: float | None = None
@@ -99,7 +99,7 @@ class ZygoteProcess:
         """Its pidfd."""
         self.launches: dict[Key, Launch] = {}
         """What was ordered and has not happened yet."""
-        self._workers: dict[Key, _Worker] = {}
+        self._workers: dict[Key, _Forked] = {}
         self._monitor = ZygoteMonitor(time.monotonic(), patience=patience)
         self._state, self._state_at = "", 0.0
         self._received, self._unsent = b"", b""
@@ -228,7 +228,7 @@ class ZygoteProcess:
             _signal(descriptor, signal.SIGKILL)
             os.close(descriptor)
             return
-        self._workers[key] = _Worker(pid, descriptor)
+        self._workers[key] = _Forked(pid, descriptor)
         self._ready.register(descriptor, select.EPOLLIN)
 
     def _on_report(self, exit: Exit) -> list[Exit]:
@@ -241,7 +241,7 @@ class ZygoteProcess:
         self._remove(key, worker)
         return [exit]
 
-    def _found_ended(self, key: Key, worker: _Worker) -> Exit:
+    def _found_ended(self, key: Key, worker: _Forked) -> Exit:
         """The end of a worker that the zygote does not report."""
         status = zombie_status(worker.pid)
         self._remove(key, worker)
@@ -252,7 +252,7 @@ class ZygoteProcess:
         code, number = (status, None) if status >= 0 else (None, -status)
         return Exit(key[0], worker.pid, code, number, key[1])
 
-    def _remove(self, key: Key, worker: _Worker) -> None:
+    def _remove(self, key: Key, worker: _Forked) -> None:
         del self._workers[key]
         if worker.ended_at is None:
             self._ready.unregister(worker.descriptor)

@@ -7,7 +7,7 @@ Both are `flock`s, which the kernel releases when a process ends, however it end
 of the server, so that they also exclude drivers on other hosts. The workers' lock keeps a new driver from starting
 while workers of a killed one still save their state.
 
-Nobody can keep a user from deleting a lock file. So the driver checks regularly that the file is still its own, and
+A user can delete a lock file by hand. So the driver checks regularly that the file is still its own, and
 the ledger names the session of every line, so that an audit notices two drivers at once (`data/audit.py`).
 """
 
@@ -153,7 +153,7 @@ class DriverLock:
         if not again.try_lock(fcntl.LOCK_EX):
             holder = _decoded(again.read())
             again.close()
-            return holder  # None: a process only asks who drives; the next check will tell
+            return holder  # None: a process that only asks who drives; the next check decides
         again.write(msgspec.json.encode(self._me))
         self._file.close()
         self._file = again

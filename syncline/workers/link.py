@@ -24,16 +24,13 @@ from syncline.comms.control import (
     Hello,
     LaunchSpec,
     Meet,
-    MeetingCall,
     NewView,
-    Ready,
     Release,
     ServerAddresses,
     ServersRequest,
     Stop,
     StoreAddress,
     StoreRequest,
-    Stranded,
     ToWorker,
     ViewOf,
     Welcome,
@@ -102,10 +99,6 @@ class Link:
         """Whether there is a View after this one, or the run has failed. Called in every step."""
         return self._newest > view
 
-    def say_ready(self) -> None:
-        """Notify the coordinator that this late joiner can take part."""
-        self.send(Ready(self.worker_id, self.life))
-
     def next_view(self, after: int, timeout_s: float) -> ViewOf | None:
         """The newest View after `after`; None if there is none within the time, or the run has failed."""
         with self._view_changed:
@@ -136,14 +129,6 @@ class Link:
             if self.is_outdated(view) or self.is_driver_gone:
                 raise PeerFailed("The membership has changed, and the parameter servers may have changed with it.")
         raise SynclineError(f"The parameter servers were not ready within {_JOIN_TIMEOUT_S:g} s.")
-
-    def say_stranded(self, view: int) -> None:
-        """Notify the coordinator that the other members of this View are unreachable."""
-        self.send(Stranded(self.worker_id, self.life, view))
-
-    def call_meeting(self, view: int, number: int) -> None:
-        """Call meeting `number` of a View; the coordinator notifies all workers."""
-        self.send(MeetingCall(self.worker_id, view, number))
 
     @property
     def is_aborted(self) -> bool:

@@ -23,7 +23,7 @@ import numpy as np
 import torch
 
 from syncline.comms.collective import Collective, Solo
-from syncline.comms.control import LedgerLine, ViewOf
+from syncline.comms.control import LedgerLine, MeetingCall, Ready, Stranded, ViewOf
 from syncline.compute.device import device_here
 from syncline.compute.memory import Peak
 from syncline.data.ledger import Line, RecentLines
@@ -108,7 +108,7 @@ class Session:
             return True
         self.interrupted_at = time.monotonic()
         if link.welcome.view is None and self.view == 0:
-            link.say_ready()  # a late joiner: the coordinator includes it in the next View
+            link.send(Ready(self.worker_id, link.life))  # a late joiner: the coordinator includes it in the next View
         while True:
             view = self._wait_for_view(link)
             if view is None:
@@ -150,7 +150,7 @@ class Session:
                 return None
             if self._has_been_member:
                 # All members may be alive, with only a connection between two of them broken: ask for a new View.
-                link.say_stranded(self.view)
+                link.send(Stranded(self.worker_id, link.life, self.view))
         if link.is_aborted:
             raise PeerFailed("The run has failed on another worker.", code="run-failed")
         raise PeerFailed(
@@ -187,7 +187,7 @@ class Session:
     def call_meeting(self, number: int) -> None:
         """Send the call for meeting `number` to all workers."""
         if self._link is not None:
-            self._link.call_meeting(self.view, number)
+            self._link.send(MeetingCall(self.worker_id, self.view, number))
 
     def meeting_called(self, number: int) -> bool:
         """Whether any worker has called meeting `number`; a worker without a coordinator meets at once."""

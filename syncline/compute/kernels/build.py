@@ -5,7 +5,7 @@ compiler, torch computes everything. Not here: what the kernels compute (`convol
 
 They are compiled for the processor that they run on, which takes seconds, and stored in the user's cache under a name
 that depends on the source, the compiler's options and the processor. A stored library is code, so it is loaded only if
-nobody but this user and root can have written it.
+no user but this one and root can have written it.
 """
 
 from __future__ import annotations

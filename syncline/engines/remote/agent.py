@@ -29,12 +29,12 @@ from syncline.engines.remote.messages import (
     PROTOCOL,
     Accepted,
     AgentHeartbeat,
+    AgentProblem,
     FileChunk,
     Invitation,
     KillWorkers,
     LaunchWorker,
     MissingFiles,
-    Problem,
     Register,
     Rejected,
     Shutdown,
@@ -118,7 +118,7 @@ class NodeAgent:
                     encode(WorkerExited(exit.worker_id, exit.life, exit.pid, exit.code, exit.signal, exit.reason))
                 )
             for problem in self._engine.problems():
-                self._channel.send(encode(Problem(problem)))
+                self._channel.send(encode(AgentProblem(problem)))
             if _is_closed(self._liveness):
                 return _DRIVER_IS_GONE
             if now - heard_at > _SILENCE_S:

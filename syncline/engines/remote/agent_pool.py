@@ -29,6 +29,7 @@ from syncline.engines.remote.agent_server import AgentServer
 from syncline.engines.remote.files import TASK, checkpoints_wanted, chunks_of, remove, write_chunk
 from syncline.engines.remote.messages import (
     PROTOCOL,
+    AgentProblem,
     FileChunk,
     FileRemoved,
     FromAgent,
@@ -36,7 +37,6 @@ from syncline.engines.remote.messages import (
     LaunchWorker,
     MissingFiles,
     NodeInfo,
-    Problem,
     Register,
     Rejected,
     Shutdown,
@@ -59,7 +59,8 @@ class AgentPool:
         self._wanted_slots: dict[str, int | None] = {}
         self._specs: dict[tuple[int, int], tuple[LaunchSpec, str]] = {}
         self._exits: deque[Exit] = deque()
-        self._problems: deque[str] = deque()
+        self.problems: deque[str] = deque()
+        """Warnings from agents, for the user."""
         self.rejections: list[str] = []
         """Why agents were rejected."""
         self.files: RunFiles | None = None
@@ -122,9 +123,6 @@ class AgentPool:
             os.eventfd_read(self.has_exits)
         return [self._exits.popleft() for _ in range(len(self._exits))]
 
-    def take_problems(self) -> list[str]:
-        return [self._problems.popleft() for _ in range(len(self._problems))]
-
     def kill(self, worker_id: int | None) -> None:
         """Kill all workers, or one."""
         with self._lock:
@@ -180,8 +178,8 @@ class AgentPool:
                 self._report(
                     [Exit(message.worker_id, message.pid, message.code, message.signal, message.life, message.reason)]
                 )
-            elif isinstance(message, Problem) and agent in self._nodes:
-                self._problems.append(f"{message.message} (On {self._nodes[agent].host}.)")
+            elif isinstance(message, AgentProblem) and agent in self._nodes:
+                self.problems.append(f"{message.message} (On {self._nodes[agent].host}.)")
             elif isinstance(message, MissingFiles) and (message.worker_id, message.life) in self._specs:
                 self._without_files.setdefault(agent, False)
                 self._start([StartOn(agent, message.worker_id, message.life)])

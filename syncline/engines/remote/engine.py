@@ -106,7 +106,8 @@ class RemoteEngine:
         return self._pool.take_exits()
 
     def problems(self) -> list[str]:
-        return self._pool.take_problems()
+        problems = self._pool.problems
+        return [problems.popleft() for _ in range(len(problems))]
 
     def kill(self, worker_id: int | None = None) -> None:
         self._pool.kill(worker_id)

@@ -92,7 +92,7 @@ class WorkerExited(msgspec.Struct, frozen=True, tag=True):
     reason: str = ""
 
 
-class Problem(msgspec.Struct, frozen=True, tag=True):
+class AgentProblem(msgspec.Struct, frozen=True, tag=True):
     """Something went wrong with processes of the agent's own, as a sentence for the user."""
 
     message: str
@@ -132,7 +132,7 @@ class Shutdown(msgspec.Struct, frozen=True, tag=True):
     """The run is over: end the workers and exit."""
 
 
-FromAgent = Register | AgentHeartbeat | MissingFiles | WorkerExited | Problem | FileChunk | FileRemoved
+FromAgent = Register | AgentHeartbeat | MissingFiles | WorkerExited | AgentProblem | FileChunk | FileRemoved
 ToAgent = Accepted | Rejected | FileChunk | LaunchWorker | KillWorkers | AgentHeartbeat | Shutdown
 
 _encoder = msgspec.msgpack.Encoder()
