@@ -124,12 +124,18 @@ class HostedStore:
             target=_run_host, args=(listener, closing, _own(secret)), name="syncline-store", daemon=True
         )
         self._thread.start()
-        self._stop = weakref.finalize(self, ours.close)
+        # Also at the exit of the interpreter: there, a daemon thread that is still running is ended wherever it is, and
+        # inside torch's code that ends the whole process with SIGABRT.
+        self._stop = weakref.finalize(self, _end_host, ours, self._thread)
 
     def close(self) -> None:
         """Stop listening, and close all connections."""
         self._stop()
-        self._thread.join()
+
+
+def _end_host(closing: socket.socket, thread: threading.Thread) -> None:
+    closing.close()
+    thread.join()
 
 
 class RunStore(Store):
