@@ -30,6 +30,7 @@ from syncline.comms.listener import Disconnected, Listener, ServerConnection, li
 from syncline.errors import PeerFailed
 
 _TICK_S = 0.1  # how often the host drops connections that have not authenticated
+_END_S = 10.0  # how long the host's thread may take to close its connections
 _GRACE_S = 10.0  # how much longer than the host a worker waits for a reply
 _LONGEST_WAIT_S = 7 * 24 * 3600.0
 
@@ -135,7 +136,7 @@ class HostedStore:
 
 def _end_host(closing: socket.socket, thread: threading.Thread) -> None:
     closing.close()
-    thread.join()
+    thread.join(_END_S)
 
 
 class RunStore(Store):
