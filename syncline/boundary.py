@@ -203,6 +203,8 @@ def _is_users_file(name: str) -> bool:
     _, installed, package = name.rpartition("/site-packages/")
     if installed:
         return package.partition("/")[0].removesuffix(".py") not in _DEPENDENCIES
+    if not os.path.isabs(name):  # compiled by Cython, as pyarrow/_fs.pyx
+        return name.partition("/")[0] not in _DEPENDENCIES
     return not name.startswith(_STANDARD_LIBRARY)
 
 

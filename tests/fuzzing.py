@@ -1,10 +1,13 @@
-"""For the fuzz tests: values that break things, damaged files, and an engine that stops a run before its workers."""
+"""For the fuzz tests: values that break things, damaged files, a time limit, and an engine without workers."""
 
 from __future__ import annotations
 
 import json
+import signal
 import subprocess
+import threading
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -31,6 +34,36 @@ NASTY: list[Any] = [
 def examples(in_the_gate: int) -> int:
     """How many examples a test tries: few in the gate, 2,000 with the profile of `make nightly`."""
     return 2_000 if settings().max_examples >= 1_000 else in_the_gate
+
+
+def seconds_for_all() -> float:
+    """How long all examples of a test together may take, also on a busy machine."""
+    return 1_800 if examples(0) else 180
+
+
+class Hung(BaseException):
+    """Something takes longer than it may. Not an Exception, which the code under test could catch."""
+
+
+@contextmanager
+def limited(what: str, limit_s: float = LIMIT_S) -> Iterator[None]:
+    """Interrupt what hangs, so that the test fails with the stack of the place; asserted afterwards, nothing would.
+
+    Not by SIGALRM, which pytest-timeout uses for the test as a whole.
+    """
+
+    def interrupt(*_: object) -> None:
+        raise Hung(f"still not done after {limit_s:g} s: {what}")
+
+    before = signal.signal(signal.SIGUSR1, interrupt)
+    timer = threading.Timer(limit_s, signal.pthread_kill, (threading.get_ident(), signal.SIGUSR1))
+    timer.start()
+    try:
+        yield
+    finally:
+        timer.cancel()
+        timer.join()
+        signal.signal(signal.SIGUSR1, before)
 
 
 class Started(SynclineError):

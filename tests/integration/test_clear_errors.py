@@ -159,6 +159,22 @@ def test_a_sample_that_does_not_fit_is_the_first_cause(tmp_path, odd, code):
     assert "storage" not in str(caught.value)
 
 
+class OddLength(Ragged):
+    def __init__(self, length: Any) -> None:
+        self.length = length
+
+    def __len__(self) -> int:
+        return self.length
+
+
+@pytest.mark.parametrize("length", [-3, "40"])
+def test_a_length_that_is_none_is_refused_before_the_run_starts(tmp_path, length):
+    with pytest.raises(syncline.DataError) as caught:
+        train(tmp_path, data=OddLength(length))
+    assert (caught.value.code, caught.value.facts["type"]) == ("invalid-length", "OddLength")
+    assert list(tmp_path.iterdir()) == []
+
+
 def _text(output: torch.Tensor, target: torch.Tensor) -> Any:
     return "high"
 
@@ -242,6 +258,15 @@ def test_a_name_that_is_not_utf8_is_refused_and_leaves_no_run(tmp_path):
     assert "name" in done.stderr
     assert "UTF-8" in done.stderr
     assert "Traceback" not in done.stderr
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_seed_with_too_many_bits_is_refused_with_the_largest_and_leaves_no_run(tmp_path):
+    done = command("train", *SMALL, "--seed", str(2**70), cwd=tmp_path)
+    assert done.code == 1
+    for fact in ("seed", str(2**70), str(2**63 - 1)):
+        assert fact in done.err
+    assert "Traceback" not in done.err
     assert list(tmp_path.iterdir()) == []
 
 

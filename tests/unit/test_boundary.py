@@ -13,6 +13,7 @@ from pathlib import Path
 
 import pytest
 import zmq
+from pyarrow.fs import FileSystem
 
 import syncline
 from syncline import boundary
@@ -145,6 +146,13 @@ def test_an_expected_failure_leaves_the_api_as_an_error_of_syncline(tmp_path):
         _guarded(functools.partial(os.listdir, tmp_path / "none"))
     assert caught.value.code == "path"
     assert isinstance(caught.value.__cause__, FileNotFoundError)
+
+
+def test_compiled_code_of_a_dependency_is_not_the_users():
+    # Its frames have names such as pyarrow/_fs.pyx, wherever it is installed.
+    with pytest.raises(SynclineError) as caught:
+        _guarded(functools.partial(FileSystem.from_uri, "a\udcffb"))
+    assert caught.value.code == "not-utf8"
 
 
 @pytest.mark.parametrize(

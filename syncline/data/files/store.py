@@ -23,6 +23,8 @@ SUFFIXES = {
 }
 """The suffixes of each format."""
 
+_TOO_MUCH = ("/", "/proc", "/sys")
+"""Searching these takes from seconds to hours, and was not meant."""
 _EXTRAS = {"s3": "s3", "s3a": "s3"}
 _PACKAGES = {"gs": "gcsfs", "gcs": "gcsfs", "abfs": "adlfs", "az": "adlfs", "hf": "huggingface_hub", "http": "aiohttp"}
 
@@ -72,6 +74,13 @@ class Store:
         try:
             if file_system.isfile(root):
                 return [root]
+            if not self.is_remote and os.path.realpath(root or "/") in _TOO_MUCH:
+                raise DataError(
+                    f"{self.location} is not searched for data: it is the whole file system, or the kernel's part of "
+                    "it. Choose the folder that holds the data.",
+                    code="no-data-folder",
+                    location=self.location,
+                )
             found = sorted(file_system.find(root))
         except Exception as error:  # a remote store's package may raise anything
             raise self.failed(self.location, error) from error

@@ -16,6 +16,7 @@ from syncline.data.files.datum import write_datum
 from syncline.data.files.find import scan
 from syncline.data.files.options import FileOptions
 from syncline.data.files.source import sources
+from syncline.data.files.store import Store
 from syncline.errors import DataError
 
 Damage = Callable[[Path], Path]
@@ -263,3 +264,14 @@ def test_a_folder_without_data_or_with_several_formats_is_reported(tmp_path: Pat
     assert scan(str(tmp_path), FileOptions(format="csv")).format == "csv"
     with pytest.raises(DataError, match=r"nothing at .*gone\."):
         scan(str(tmp_path / "gone"), FileOptions())
+
+
+@pytest.mark.parametrize("location", ["/", "//", "/usr/..", "file:///", "/proc", "linked"])
+def test_a_whole_machine_is_not_searched_for_data(tmp_path, monkeypatch, location):
+    (tmp_path / "linked").symlink_to("/")
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr("fsspec.implementations.local.LocalFileSystem.find", lambda *_: pytest.fail("it is searched"))
+    with pytest.raises(DataError) as caught:
+        Store(location).files()
+    assert caught.value.code == "no-data-folder"
+    assert caught.value.facts["location"] == Store(location).location
