@@ -35,8 +35,16 @@ class Exit:
         if self.reason:
             return self.reason
         if self.signal is not None:
-            return f"was killed by {signal.Signals(self.signal).name}"
+            return f"was killed by {signal_name(self.signal)}"
         return f"ended with exit code {self.code}"
+
+
+def signal_name(number: int) -> str:
+    """A real-time signal has no name."""
+    try:
+        return signal.Signals(number).name
+    except ValueError:
+        return f"signal {number}"
 
 
 class Engine(Protocol):

@@ -41,6 +41,7 @@ _PREDECESSOR_S = 2.0
 def main() -> None:
     """Import what workers need, then fork on demand until the owner ends."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
+    signal.signal(signal.SIGHUP, signal.SIG_IGN)  # a terminal that hangs up does not end a run
     continue_without_parent()
     kills_at_once = sys.argv[1] == "1"
     owner = socket.socket(fileno=int(sys.argv[2]))
@@ -119,10 +120,12 @@ class Zygote:
             self._received += data
 
     def _launch(self, order: dict[str, Any]) -> None:
+        zygote = os.getpid()
         pid = os.fork()
         if pid == 0:
-            self._become_worker(order)
+            self._become_worker(order, zygote)
         descriptor = os.pidfd_open(pid)
+        self._introduce(order["spec"], pid, descriptor)
         self._workers[pid] = (order["spec"]["worker_id"], order["spec"]["life"], descriptor)
         self._selector.register(descriptor, selectors.EVENT_READ, data=pid)
 
@@ -186,11 +189,15 @@ class Zygote:
             if only in (None, worker_id):
                 _signal(descriptor, number)
 
-    def _become_worker(self, order: dict[str, Any]) -> NoReturn:
+    def _become_worker(self, order: dict[str, Any], zygote: int) -> NoReturn:
         code = 1
         try:
             die_with_parent()
-            self._introduce(order["spec"])
+            if os.getppid() != zygote:
+                os._exit(code)  # it was killed before this process could ask to die with it
+            own = os.pidfd_open(os.getpid())
+            self._introduce(order["spec"], os.getpid(), own)
+            os.close(own)
             self._owner.close()
             self._selector.close()
             for descriptor in (*(d for _, _, d in self._workers.values()), *self._predecessors):
@@ -219,16 +226,14 @@ class Zygote:
             # Not sys.exit: the worker must not run the exit handlers of the zygote.
             os._exit(code)
 
-    def _introduce(self, spec: dict[str, Any]) -> None:
-        """Send the owner a pidfd of this worker, so that it can watch and kill it without the zygote.
+    def _introduce(self, spec: dict[str, Any], pid: int, descriptor: int) -> None:
+        """Send the owner a pidfd of a worker, so that it can watch and kill it without the zygote.
 
-        The worker does so itself: a zygote that is stopped right after forking would leave the owner without one.
+        The zygote and the worker both do so: either may be stopped right after the fork.
         """
-        message = {"is": "forked", "worker_id": spec["worker_id"], "life": spec["life"], "pid": os.getpid()}
-        descriptor = os.pidfd_open(os.getpid())
+        message = {"is": "forked", "worker_id": spec["worker_id"], "life": spec["life"], "pid": pid}
         with contextlib.suppress(OSError):  # the owner has ended
             socket.send_fds(self._owner, [json.dumps(message).encode() + b"\n"], [descriptor])
-        os.close(descriptor)
 
 
 def _signal(descriptor: int, number: int) -> None:

@@ -1,9 +1,10 @@
-"""When a zygote counts as stuck. Pure; time is passed in as a number.
+"""When a zygote counts as stuck, and for how long a process has been stopped. Pure; time is passed in as a number.
 
 The owner pings a zygote that is ready, and it answers at once: it does nothing else that takes long. Before that it
 imports torch, which may take many seconds, so silence means nothing yet; but a stopped process is stopped in any phase.
 
-Here: `ZygoteMonitor`. Not here: pings and processes (`zygote_process.py`), and what follows (`local.py`).
+Here: `ZygoteMonitor` and `StoppedTime`. Not here: pings and processes (`zygote_process.py`), and what follows
+(`local.py`).
 """
 
 from __future__ import annotations
@@ -18,6 +19,25 @@ _OWN_DELAY_S = 1.0
 """If the owner itself was held up for longer than this, perhaps the whole machine was."""
 
 
+class StoppedTime:
+    """For how long a process has been stopped, if its state is checked several times a second."""
+
+    def __init__(self) -> None:
+        self._since: float | None = None
+        self._checked_at: float | None = None
+
+    def update(self, now: float, state: str) -> float:
+        """The seconds so far; `state` is the kernel's letter for the process."""
+        if self._checked_at is not None and now - self._checked_at > _OWN_DELAY_S:
+            self._since = None
+        self._checked_at = now
+        if state != "T":
+            self._since = None
+        elif self._since is None:
+            self._since = now
+        return 0.0 if self._since is None else now - self._since
+
+
 class ZygoteMonitor:
     """`patience`: a factor for the longest silence, larger for the successor of a zygote that was too slow."""
 
@@ -26,7 +46,7 @@ class ZygoteMonitor:
         self._is_ready = False
         self._answered_at = self._checked_at = now
         self._pinged_at: float | None = None  # None unless an answer is awaited
-        self._stopped_since: float | None = None
+        self._stopped = StoppedTime()
         self._longest_s = 0.0
 
     def on_ready(self, now: float) -> None:
@@ -48,15 +68,9 @@ class ZygoteMonitor:
     def why_stuck(self, now: float, state: str) -> str | None:
         """Why it counts as stuck, if it does; `state` is the kernel's letter for its process."""
         delay, self._checked_at = now - self._checked_at, now
-        if delay > _OWN_DELAY_S:
-            self._stopped_since = None
-            if self._pinged_at is not None:
-                self._pinged_at += delay
-        if state != "T":
-            self._stopped_since = None
-        elif self._stopped_since is None:
-            self._stopped_since = now
-        if self._stopped_since is not None and now - self._stopped_since >= STOPPED_S:
+        if delay > _OWN_DELAY_S and self._pinged_at is not None:
+            self._pinged_at += delay
+        if self._stopped.update(now, state) >= STOPPED_S:
             return "it is stopped, as by SIGSTOP"
         limit = max(LEAST_SILENCE_S, _TIMES_LONGEST * self._longest_s) * self._patience
         if self._pinged_at is not None and now - self._pinged_at > limit:

@@ -29,20 +29,24 @@ from real_runs import (
     environment,
     final_state,
     my_rank,
+    parent,
     relative_difference,
     samples,
     small_net,
+    stop,
+    worker_process,
 )
 from real_runs import syncline as command
 from torch import nn
 
 import syncline
+from syncline.compute.processes import process_state
 from syncline.config.run import RunConfig
 from syncline.data.audit import audit_file
 from syncline.driver import run_task
 from syncline.errors import SynclineError
 from syncline.task import Task
-from syncline.telemetry.events import Event, InfoMessage, Recovered, StrategySwitched, WorkerFailure
+from syncline.telemetry.events import CheckpointSaved, Event, InfoMessage, Recovered, StrategySwitched, WorkerFailure
 from syncline.telemetry.run_dir import RunDir
 
 pytest.importorskip("ray")
@@ -50,6 +54,7 @@ pytest.importorskip("ray")
 pytestmark = pytest.mark.xdist_group("ray")  # one process, because these tests share a fixture
 
 LIMIT_S = 90.0
+NOTICED_S = 3.0
 ACROSS = {"collective": "process-group"}
 """As between hosts. These nodes are on one, where workers would share memory."""
 
@@ -232,12 +237,15 @@ def places(folder: Path, rank: int) -> list[tuple[int, int]]:
     return [(int(actor), int(raylet)) for actor, raylet in map(str.split, lines)]
 
 
+def so_far(run_dir: Path, kind: type[Event]) -> list[Any]:
+    """The events of a run that may not have begun."""
+    return events(run_dir, kind) if (run_dir / "events.jsonl").exists() else []
+
+
 def is_back(run_dir: Path, rank: int) -> bool:
     """Whether a worker was lost, and is with the others again."""
-    if not (run_dir / "events.jsonl").exists():
-        return False
-    lost = [e.time for e in events(run_dir, WorkerFailure) if e.worker_id == rank]
-    return bool(lost) and any(rank in e.members and e.time > lost[-1] for e in events(run_dir, Recovered))
+    lost = [e.time for e in so_far(run_dir, WorkerFailure) if e.worker_id == rank]
+    return bool(lost) and any(rank in e.members and e.time > lost[-1] for e in so_far(run_dir, Recovered))
 
 
 # The same result
@@ -287,6 +295,38 @@ def test_when_an_actor_is_killed_the_run_continues_and_a_replacement_joins(clust
     assert len({first, second, other}) == 3, "not in the other's place, but in a new actor"
     assert [e.members for e in events(result.run_dir, Recovered)][-1] == [0, 1]
     assert_every_sample_counted_once(result.run_dir)
+
+
+def test_a_stopped_actor_is_noticed_and_replaced_also_if_a_worker_is_killed_at_that_moment(cluster, tmp_path):
+    enough, run_dir, done = tmp_path / "enough", tmp_path / "stopped-actor", list[syncline.Result]()
+    settings = {"engine": f"ray://{cluster.address}", "epochs": 60, "name": run_dir.name, "checkpoint_every_steps": 5}
+    thread = threading.Thread(
+        target=lambda: done.append(train(tmp_path, Slow(small_net(), 0.05, until=enough), **settings))
+    )
+    thread.start()
+    try:
+        until(lambda: so_far(run_dir, CheckpointSaved), "the first checkpoint")
+        first = parent(parent(worker_process(run_dir, 1)))
+        since = stop(first)
+        until(lambda: so_far(run_dir, WorkerFailure), "noticing")
+        (lost,) = so_far(run_dir, WorkerFailure)
+        assert (lost.worker_id, "no heartbeat" in lost.cause) == (1, True)
+        assert lost.time - since < NOTICED_S
+        until(lambda: is_back(run_dir, 1), "the return of worker 1")
+
+        second = parent(parent(worker_process(run_dir, 1)))
+        since = stop(second)
+        os.kill(worker_process(run_dir, 0), signal.SIGKILL)
+        until(lambda: len(so_far(run_dir, WorkerFailure)) == 3, "noticing both")
+        both = so_far(run_dir, WorkerFailure)[1:]
+        assert sorted(e.worker_id for e in both) == [0, 1]
+        assert max(e.time for e in both) - since < NOTICED_S
+        until(lambda: is_back(run_dir, 0) and is_back(run_dir, 1), "the return of both workers")
+    finally:
+        enough.touch()
+        thread.join(LIMIT_S)
+    assert_every_sample_counted_once(done[0].run_dir)
+    assert [process_state(actor) in ("", "Z") for actor in (first, second)] == [True, True]
 
 
 def test_when_a_node_is_killed_the_run_continues_on_other_nodes(cluster, tmp_path):

@@ -11,6 +11,7 @@ import sys
 import threading
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -20,17 +21,30 @@ from pyspark.ml.evaluation import MulticlassClassificationEvaluator
 from pyspark.ml.feature import StringIndexer, VectorAssembler
 from pyspark.ml.tuning import CrossValidator, CrossValidatorModel, ParamGridBuilder
 from pyspark.sql import DataFrame, SparkSession, functions
-from real_runs import ACROSS_HOSTS, Slow, environment, final_state, relative_difference, samples, small_net
+from real_runs import (
+    ACROSS_HOSTS,
+    Slow,
+    environment,
+    final_state,
+    parent,
+    relative_difference,
+    samples,
+    small_net,
+    stop,
+    worker_process,
+)
 from real_runs import syncline as command
 from spark_cluster import ENVIRONMENT, SETTINGS, Cluster, cluster, wait_until
 
 import syncline
 import syncline.spark
+from syncline.compute.processes import process_state
 from syncline.data.audit import audit_file
 from syncline.engines.spark import SparkEngine
 from syncline.telemetry.events import Event, Recovered, StrategySwitched, WorkerFailure
 from syncline.telemetry.run_dir import RunDir
 
+NOTICED_S = 3.0
 STRICT = {"spark.driver.maxResultSize": "1m"}
 """The driver refuses what is not meant for it."""
 pytestmark = [
@@ -90,8 +104,13 @@ def train(tmp_path: Path, **changes: object) -> syncline.Result:
     return syncline.train(**{**settings, **changes})  # type: ignore[arg-type]
 
 
-def events(run_dir: Path, kind: type[Event]) -> list[Event]:
+def events(run_dir: Path, kind: type[Event]) -> list[Any]:
     return [e for e in RunDir(run_dir).read_events() if isinstance(e, kind)]
+
+
+def whole_after(run_dir: Path, since: float) -> bool:
+    """Whether both workers have continued since that time."""
+    return any(len(e.members) == 2 and e.time > since for e in events(run_dir, Recovered))
 
 
 def steps(run_dir: Path) -> int:
@@ -229,7 +248,7 @@ def test_a_process_killed_in_the_middle_of_an_epoch_costs_no_sample(tmp_path, sp
     lost = wait_until(lambda: bool(events(run.run_dir, WorkerFailure)), "noticing")
 
     def is_back() -> bool:
-        return any(len(e.members) == 2 for e in events(run.run_dir, Recovered))  # type: ignore[attr-defined]
+        return any(len(e.members) == 2 for e in events(run.run_dir, Recovered))
 
     back = lost + wait_until(is_back, "the return")
     record_property(f"{whom}: noticed and back after, in seconds", (round(lost, 2), round(back, 2)))
@@ -238,7 +257,36 @@ def test_a_process_killed_in_the_middle_of_an_epoch_costs_no_sample(tmp_path, sp
     account = audit_file(RunDir(result.run_dir).ledger)
     assert account.is_clean, account
     assert account.is_complete
-    assert "was lost with its node agent" in events(result.run_dir, WorkerFailure)[0].cause  # type: ignore[attr-defined]
+    assert "was lost with its node agent" in events(result.run_dir, WorkerFailure)[0].cause
+
+
+@pytest.mark.usefixtures("session")
+def test_a_stopped_python_worker_is_noticed_and_replaced_also_if_a_worker_is_killed_at_that_moment(tmp_path):
+    run = InTheBackground(tmp_path, checkpoint_every_steps=5)
+    try:
+        wait_until(lambda: steps(run.run_dir) > 20, "the 20th step")
+        first = parent(parent(worker_process(run.run_dir, 1)))
+        since = stop(first)
+        wait_until(lambda: bool(events(run.run_dir, WorkerFailure)), "noticing")
+        (lost,) = events(run.run_dir, WorkerFailure)
+        assert (lost.worker_id, "no heartbeat" in lost.cause) == (1, True)
+        assert lost.time - since < NOTICED_S
+        wait_until(lambda: whole_after(run.run_dir, lost.time), "the return of worker 1")
+
+        second = parent(parent(worker_process(run.run_dir, 1)))
+        since = stop(second)
+        os.kill(worker_process(run.run_dir, 0), signal.SIGKILL)
+        wait_until(lambda: len(events(run.run_dir, WorkerFailure)) == 3, "noticing both")
+        both = events(run.run_dir, WorkerFailure)[1:]
+        assert sorted(e.worker_id for e in both) == [0, 1]
+        assert max(e.time for e in both) - since < NOTICED_S
+        wait_until(lambda: whole_after(run.run_dir, both[-1].time), "the return of both workers")
+    finally:
+        result = run.result()
+    account = audit_file(RunDir(result.run_dir).ledger)
+    assert account.is_clean, account
+    assert account.is_complete
+    assert [process_state(agent) in ("", "Z") for agent in (first, second)] == [True, True]
 
 
 @pytest.mark.usefixtures("session")

@@ -1,4 +1,7 @@
-"""Each kind of process that a run starts is stopped (SIGSTOP): it is noticed within seconds, and the run completes."""
+"""Each kind of process that a run starts is stopped (SIGSTOP): it is noticed within seconds, and the run completes.
+
+Also a zygote that is killed. Not here: stopped node agents of Ray and Spark (`test_ray.py`, `test_spark.py`).
+"""
 
 from __future__ import annotations
 
@@ -14,13 +17,14 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 import torch
-from real_runs import Slow, samples, small_net
+from real_runs import Slow, parent, samples, small_net, stop, worker_process
 from torch.utils.data import Dataset
 
 import syncline
 from syncline.compute.processes import process_state
 from syncline.data.audit import audit_file
-from syncline.telemetry.events import Event, Recovered, WarningMessage, WorkerFailure, WorkerReady
+from syncline.engines.zygote_process import Key, ZygoteProcess
+from syncline.telemetry.events import CheckpointSaved, Event, Recovered, WarningMessage, WorkerFailure, WorkerReady
 from syncline.telemetry.run_dir import RunDir
 
 LIMIT_S = 40.0
@@ -60,11 +64,7 @@ class LiveRun:
         return [e for e in run_dir.read_events() if isinstance(e, kind)] if run_dir.events.exists() else []
 
     def process(self, worker_id: int) -> int:
-        """The process that writes this worker's log, and whose parent, unlike a loader process's, does not."""
-        log = str(RunDir(self.folder).log(worker_id).resolve())
-        writers = {pid for pid in map(int, filter(str.isdigit, os.listdir("/proc"))) if written_by(pid) == log}
-        (worker,) = [pid for pid in writers if parent(pid) not in writers]
-        return worker
+        return worker_process(self.folder, worker_id)
 
     def ready(self) -> None:
         until(lambda: len({e.worker_id for e in self.events(WorkerReady)}) == self._settings["workers"])
@@ -98,26 +98,9 @@ def until(what: Callable[[], Found], limit_s: float = LIMIT_S) -> Found:
     return found
 
 
-def written_by(pid: int) -> str:
-    """The file that is this process's standard output."""
-    try:
-        return os.readlink(f"/proc/{pid}/fd/1")
-    except OSError:
-        return ""  # gone, or not ours
-
-
-def parent(pid: int) -> int:
-    return int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[1])
-
-
 def children(pid: int) -> list[int]:
     lists = [tasks.read_text() for tasks in Path("/proc", str(pid), "task").glob("*/children")]
     return [int(child) for text in lists for child in text.split()]
-
-
-def stop(pid: int) -> float:
-    os.kill(pid, signal.SIGSTOP)
-    return time.time()
 
 
 def recoveries(run: LiveRun, *, members: int) -> int:
@@ -146,6 +129,38 @@ def test_a_stopped_zygote_is_noticed_and_replaced_also_if_a_worker_is_killed_at_
         assert max(failure.time, warning.time) - since < NOTICED_S
         until(lambda: recoveries(run, members=3) == 2)
     assert [process_state(zygote) in ("", "Z") for zygote in (first, second)] == [True, True]
+
+
+def test_a_killed_zygote_is_replaced_with_its_workers_and_the_run_continues(tmp_path):
+    with live(tmp_path, workers=2, checkpoint_every_steps=5) as run:
+        until(lambda: run.events(CheckpointSaved))
+        first = parent(run.process(1))
+        os.kill(first, signal.SIGKILL)
+        since = time.time()
+        (warning,) = until(lambda: run.events(WarningMessage))
+        assert "SIGKILL" in warning.message
+        failures = until(lambda: run.events(WorkerFailure)[1:] and run.events(WorkerFailure))
+        assert {failure.worker_id for failure in failures} == {0, 1}
+        assert max(e.time for e in (warning, *failures)) - since < NOTICED_S
+        until(lambda: recoveries(run, members=2))
+        assert parent(run.process(1)) != first
+    assert process_state(first) in ("", "Z")
+
+
+def test_a_worker_that_is_stopped_before_its_first_heartbeat_is_noticed_and_replaced(tmp_path, monkeypatch):
+    since: list[float] = []
+    add_worker = ZygoteProcess._add_worker
+
+    def add_and_stop(self: ZygoteProcess, key: Key, pid: int, descriptor: int) -> None:
+        add_worker(self, key, pid, descriptor)
+        if key == (1, 0):
+            since.append(stop(pid))
+
+    monkeypatch.setattr(ZygoteProcess, "_add_worker", add_and_stop)
+    with live(tmp_path) as run:
+        (failure,) = run.events(WorkerFailure)
+        assert (failure.worker_id, "SIGSTOP" in failure.cause) == (1, True)
+        assert failure.time - since[0] < NOTICED_S
 
 
 def test_a_stopped_server_is_noticed_and_replaced_also_if_a_worker_is_killed_at_that_moment(tmp_path):

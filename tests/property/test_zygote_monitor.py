@@ -1,11 +1,11 @@
-"""When the process that starts workers counts as stuck, and when it does not."""
+"""When the process that starts workers counts as stuck, and for how long a process has been stopped."""
 
 from __future__ import annotations
 
 from hypothesis import given
 from hypothesis import strategies as st
 
-from syncline.engines.zygote_monitor import LEAST_SILENCE_S, STOPPED_S, ZygoteMonitor
+from syncline.engines.zygote_monitor import LEAST_SILENCE_S, STOPPED_S, StoppedTime, ZygoteMonitor
 
 TICK_S = 0.05
 
@@ -84,3 +84,21 @@ def test_a_moment_in_which_it_is_stopped_does_not_count():
     monitor = ZygoteMonitor(0.0)
     for tick, state in enumerate("TTSTTSTTSTTS", 1):
         assert monitor.why_stuck(tick * STOPPED_S * 0.4, state) is None
+
+
+@given(st.lists(st.tuples(st.sampled_from("TTTSRDt"), st.floats(0.01, 1.0))))
+def test_only_time_in_which_a_process_is_seen_stopped_without_a_break_counts(checks):
+    stopped, now, expected = StoppedTime(), 0.0, 0.0
+    is_stopped = False
+    for state, wait_s in checks:
+        now += wait_s
+        expected = expected + wait_s if is_stopped and state == "T" else 0.0
+        is_stopped = state == "T"
+        assert abs(stopped.update(now, state) - expected) < 1e-9
+
+
+def test_time_in_which_nothing_was_checked_does_not_count_as_stopped():
+    stopped = StoppedTime()
+    assert stopped.update(1.0, "T") == 0.0
+    assert stopped.update(60.0, "T") == 0.0, "perhaps the whole machine was suspended"
+    assert stopped.update(60.5, "T") == 0.5

@@ -1,4 +1,7 @@
-"""The local engine with a zygote that is stopped at the worst moments. The workers only have to connect."""
+"""The local engine with a zygote or a worker that is stopped or killed at the worst moments.
+
+The workers only have to connect.
+"""
 
 from __future__ import annotations
 
@@ -17,6 +20,7 @@ from syncline.comms.control import ControlServer, Hello, RunFiles
 from syncline.compute.processes import process_state, zombie_status
 from syncline.engines.engine import Exit
 from syncline.engines.local import LocalEngine
+from syncline.errors import SynclineError
 
 LIMIT_S = 20.0
 Found = TypeVar("Found")
@@ -155,6 +159,116 @@ def test_the_engine_closes_although_its_zygote_is_stopped(tmp_path):
         os.kill(old, signal.SIGSTOP)
     assert is_gone(pid)
     assert is_gone(old)
+
+
+def test_a_worker_that_is_stopped_before_its_first_heartbeat_is_killed_within_three_seconds(tmp_path):
+    with rigged(tmp_path) as rig:
+        for worker_id in (0, 1):
+            rig.launch(worker_id)
+        stopped, other = (rig.until_hello(worker_id) for worker_id in (0, 1))
+        os.kill(stopped, signal.SIGSTOP)
+        rig.until(lambda: rig.exits, limit_s=3.0)
+        (exit,) = rig.exits
+        assert (exit.worker_id, exit.pid, "SIGSTOP" in exit.reason) == (0, stopped, True)
+        assert not is_gone(other)
+
+
+STOP_THE_FIRST_FORK = """
+import os, signal
+
+def stop():
+    try:
+        os.close(os.open(FLAG, os.O_CREAT | os.O_EXCL))
+    except FileExistsError:
+        return
+    os.kill(os.getpid(), signal.SIGSTOP)
+
+os.register_at_fork(after_in_child=stop)
+"""
+
+
+@pytest.mark.own_zygote
+def test_a_worker_that_is_stopped_before_its_first_statement_is_killed(tmp_path, monkeypatch):
+    text = STOP_THE_FIRST_FORK.replace("FLAG", repr(str(tmp_path / "stopped")))
+    (tmp_path / "sitecustomize.py").write_text(text)  # imported by every Python process at its start
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+    with rigged(tmp_path) as rig:
+        rig.launch(0)
+        rig.until((tmp_path / "stopped").exists)
+        rig.until(lambda: rig.exits, limit_s=3.0)
+        assert [(e.worker_id, "SIGSTOP" in e.reason) for e in rig.exits] == [(0, True)]
+        rig.launch(0, life=1)
+        assert not is_gone(rig.until_hello(0))
+
+
+def test_a_stopped_worker_of_a_stopped_zygote_is_killed_too(tmp_path):
+    with rigged(tmp_path) as rig:
+        rig.launch(0)
+        pid = rig.until_hello(0)
+        for process in (rig.zygote, pid):
+            os.kill(process, signal.SIGSTOP)
+        rig.until(lambda: rig.exits, limit_s=3.0)
+        assert [(e.pid, "SIGSTOP" in e.reason) for e in rig.exits] == [(pid, True)]
+
+
+def test_a_killed_zygote_is_replaced_and_its_workers_count_as_killed_with_it(tmp_path):
+    with rigged(tmp_path) as rig:
+        for worker_id in (0, 1):
+            rig.launch(worker_id)
+        pids = {worker_id: rig.until_hello(worker_id) for worker_id in (0, 1)}
+        old = rig.zygote
+        os.kill(old, signal.SIGKILL)
+        rig.until(lambda: len(rig.exits) == 2, limit_s=3.0)
+        assert {e.worker_id: e.pid for e in rig.exits} == pids
+        assert all("process that starts workers" in e.reason for e in rig.exits)
+        (problem,) = rig.problems
+        assert "SIGKILL" in problem
+        rig.launch(0, life=1)
+        rig.until(lambda: len(rig.hellos) == 3)
+        assert rig.zygote != old
+        assert len(rig.exits) == 2
+    assert all(map(is_gone, (old, *pids.values())))
+
+
+def test_a_launch_that_a_killed_zygote_has_missed_is_carried_out_by_the_next_one(tmp_path):
+    with rigged(tmp_path) as rig:
+        rig.launch(0)
+        rig.until_hello(0)
+        os.kill(rig.zygote, signal.SIGSTOP)
+        rig.launch(1)
+        rig.launch(2)
+        rig.engine.kill(2)
+        os.kill(rig.zygote, signal.SIGKILL)
+        rig.until_hello(1)
+        assert {(e.worker_id, bool(e.reason)) for e in rig.exits} == {(0, True), (2, False)}
+
+
+def test_zygotes_that_are_killed_before_they_have_started_a_worker_are_not_replaced_for_ever(tmp_path):
+    with rigged(tmp_path) as rig:
+        killed = set[int]()
+
+        def kill_all_that_come() -> None:
+            while len(killed) < 20:
+                killed.add(rig.zygote)
+                os.kill(rig.zygote, signal.SIGKILL)
+                rig.until(lambda: rig.zygote not in killed)
+
+        with pytest.raises(SynclineError) as caught:
+            kill_all_that_come()
+        assert (caught.value.code, caught.value.facts["exit_code"]) == ("zygote-failed", -signal.SIGKILL)
+        assert 1 < len(killed) < 10
+        assert len(rig.problems) == len(killed) - 1
+
+
+def test_a_zygote_that_is_asked_to_end_is_not_replaced(tmp_path):
+    with rigged(tmp_path) as rig:
+        rig.launch(0)
+        pid = rig.until_hello(0)
+        os.kill(rig.zygote, signal.SIGTERM)
+        with pytest.raises(SynclineError) as caught:
+            rig.until(lambda: rig.problems)
+        assert caught.value.facts["exit_code"] == -signal.SIGTERM
+    assert is_gone(pid)
 
 
 def test_how_a_process_ended_can_be_read_before_its_parent_has_waited_for_it():
