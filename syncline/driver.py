@@ -22,7 +22,7 @@ from syncline.config.owned_files import temporary_name
 from syncline.config.run import RunConfig, read_settings
 from syncline.coordinator.coordinator import Coordinator
 from syncline.coordinator.open_run import open_run
-from syncline.coordinator.root_cause import explain_failure
+from syncline.coordinator.root_cause import explain_failure, start_again
 from syncline.coordinator.run_guard import RunGuard
 from syncline.data.named import Progress
 from syncline.engines.choose import engine_for
@@ -283,6 +283,8 @@ def _conclude(
         raise error
     finished = coordinator.supervision.summary
     resume_command = f"syncline resume {run_dir.path}"
+    if coordinator.membership.restarts_together and (outcome in ("killed", "stopped") or finished is None):
+        raise _script_stopped(outcome, coordinator, run_dir, emit)
     if outcome == "killed" or finished is None:
         checkpoint = emit.last_checkpoint.name if emit.last_checkpoint else None
         hint = f"To resume from the last checkpoint ({checkpoint}): {resume_command}"
@@ -317,6 +319,17 @@ def _conclude(
     )
 
 
+def _script_stopped(outcome: str, coordinator: Coordinator, run_dir: RunDir, emit: _Emitter) -> Interrupted:
+    """The end of a script that trains with torch.distributed itself, and was stopped."""
+    reason = "stopped" if outcome == "stopped" else "killed"
+    message = f"{'Stopped' if reason == 'stopped' else 'Killed'} the script. {start_again(run_dir)}"
+    emit(RunEnded(reason=reason, message=message))
+    return Interrupted(
+        message, code=reason, run_dir=str(run_dir.path), signal=coordinator.stopped_by,
+        resume_command=f"syncline resume {run_dir.path}",
+    )  # fmt: skip
+
+
 def _summary_of(final: dict[str, Any], plan: Plan, run_dir: RunDir, started: float, *, stopped_early: bool) -> Summary:
     """The summary of a run from `final`, a worker's last message."""
     return Summary(
@@ -325,9 +338,10 @@ def _summary_of(final: dict[str, Any], plan: Plan, run_dir: RunDir, started: flo
         seconds=time.monotonic() - started,
         steps=final["steps"],
         epochs=final["epochs"],
-        workers=plan.size,
+        workers=final.get("workers", plan.size),
         run_dir=str(run_dir.path),
         stopped_early=stopped_early,
+        has_steps=final.get("has_steps", True),
         peak_memory_bytes={int(worker_id): peak for worker_id, peak in final["peak_memory_bytes"].items()},
     )
 

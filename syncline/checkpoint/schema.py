@@ -17,7 +17,7 @@ from typing import Any, Self
 from syncline.data.assignment import Position, Range
 from syncline.errors import CheckpointError, ConfigError
 
-VERSION = 3
+VERSION = 4
 
 
 def check_version(version: object, what: object = "The checkpoint") -> None:
@@ -56,6 +56,8 @@ class TrainingProgress:
     """The step of the last evaluation; -1 if there was none."""
     tuning: dict[str, Any] | None
     """The `Tuning` as a dict, once it is decided."""
+    script: dict[str, Any] | None
+    """What a user's own script keeps: its `worker.state`, loss scalers, the number of steps; None without a script."""
 
     def to_dict(self) -> dict[str, Any]:
         """Plain values and the live tensors; nothing is copied."""

@@ -29,12 +29,23 @@ def audit(run_dir: RunPath) -> None:
     found = audit_file(found_run.ledger)
     steps = _last_step(found_run)
     if not found.epochs:
+        if steps and _has_no_samples(found_run):
+            raise ConfigError(
+                f"{run_dir} has no samples to account for: its script took no batches from Syncline.",
+                code="no-samples", run_dir=str(run_dir),
+            )  # fmt: skip
         if steps:
             raise _incomplete(found_run, steps)
+        if found_run.has_own_group():
+            raise ConfigError(
+                f"{run_dir} has no ledger: its script trains with torch.distributed itself, and Syncline does not see "
+                "which samples it uses. For a ledger, divide the data with syncline.worker().prepare(...): see "
+                "docs/guides/own-loop.md.",
+                code="own-group", run_dir=str(run_dir),
+            )  # fmt: skip
         raise ConfigError(
-            f"{run_dir} has no ledger: it has not completed a step, or it ran a script's own loop.",
-            code="no-ledger", run_dir=str(run_dir),
-        )  # fmt: skip
+            f"{run_dir} has no ledger: it has not completed a step.", code="no-ledger", run_dir=str(run_dir)
+        )
     typer.echo("\n".join(found.report_lines()))
     if not found.is_complete and found_run.summary.exists():
         raise _incomplete(found_run, steps)
@@ -50,6 +61,14 @@ def _last_step(run_dir: RunDir) -> int:
     steps += [event.steps for event in run_dir.read_events() if isinstance(event, Summary)]
     names = [path.stem.removeprefix("step-") for path in run_dir.checkpoints.glob("step-*.json")]
     return max([*steps, *(int(name) for name in names if name.isascii() and name.isdigit())], default=0)
+
+
+def _has_no_samples(run_dir: RunDir) -> bool:
+    """Whether the run has counted its steps, but no samples."""
+    from syncline.telemetry.events import Progress
+
+    progress = [event for event in run_dir.read_events() if isinstance(event, Progress)]
+    return bool(progress) and all(event.samples == 0 for event in progress)
 
 
 def _incomplete(run_dir: RunDir, steps: int) -> DataError:

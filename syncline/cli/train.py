@@ -52,7 +52,9 @@ def train(
 @with_run_options(leave_out=_NOT_FOR_SCRIPTS)
 def run(
     context: typer.Context,
-    script: Annotated[Path, typer.Argument(metavar="SCRIPT", help="Python file with your own training loop.")],
+    script: Annotated[
+        Path, typer.Argument(metavar="SCRIPT", help="Python file that trains: your own loop, or a script for torchrun.")
+    ],
     quiet: Quiet = False,
     json: Json = False,
     *,
@@ -60,9 +62,11 @@ def run(
 ) -> None:
     """Run your own training loop on several workers.
 
-    Arguments after -- are passed to the script.
+    Arguments after -- are passed to the script. A script written for torchrun
+    (DDP, Accelerate, Lightning, transformers' Trainer) runs unchanged.
 
     syncline run my_loop.py --workers 4 -- --my-own-flag 3
+    syncline run my_ddp_script.py --workers 2
     """
     from syncline.config.run import RunConfig
     from syncline.driver import run_script

@@ -100,6 +100,14 @@ class MeetingCall(msgspec.Struct, frozen=True, tag=True):
     number: int
 
 
+class GroupCreated(msgspec.Struct, frozen=True, tag=True):
+    """A worker's script creates a process group of torch.distributed of its own, in this View."""
+
+    worker_id: int
+    life: int
+    view: int
+
+
 class ServerReady(msgspec.Struct, frozen=True, tag=True):
     """A parameter server listens at `address`."""
 
@@ -120,6 +128,7 @@ class Finished(msgspec.Struct, frozen=True, tag=True):
     worker_id: int
     stopped_early: bool
     summary: dict[str, Any]
+    life: int = 0
 
 
 class Failed(msgspec.Struct, frozen=True, tag=True):
@@ -165,6 +174,10 @@ class Welcome(msgspec.Struct, frozen=True, tag=True):
     """With which workers and parameter servers authenticate each other."""
     session: str
     """Identifies one lifetime of the driver: a resumed run has several sessions."""
+    restarts_together: bool = False
+    """Whether the script trains with torch.distributed itself: then it starts when all workers are there."""
+    epoch: int = 0
+    """The epoch in which the run is, at least."""
 
 
 class NewView(msgspec.Struct, frozen=True, tag=True):
@@ -200,6 +213,9 @@ class ServerAddresses(msgspec.Struct, frozen=True, tag=True):
 class Stop(msgspec.Struct, frozen=True, tag=True):
     """Agree with the other workers on a step, save and stop there."""
 
+    signal: str = ""
+    """The signal that asked for it, such as SIGTERM, if one did."""
+
 
 class Abort(msgspec.Struct, frozen=True, tag=True):
     """The run has failed or is complete: abort the exchange in progress, and exit."""
@@ -215,6 +231,7 @@ FromWorker = (
     | LedgerLine
     | StoreRequest
     | MeetingCall
+    | GroupCreated
     | ServerReady
     | ServersRequest
     | Finished

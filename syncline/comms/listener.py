@@ -1,8 +1,9 @@
 """The server's end of authenticated connections. Nothing here blocks.
 
 Here: `Listener`, which accepts connections and holds them until they have authenticated, and `ServerConnection`, one
-of them. Not here: the wire format (`framing.py`), the client's end (`connection.py`), and the loops around them
-(`parameter_server/server.py`, `store.py`).
+of them. torch is imported with the first bulk: the driver hosts a store (`store_host.py`), and does without torch. Not
+here: the wire format (`framing.py`), the client's end (`connection.py`), and the loops around them
+(`parameter_server/server.py`, `store_host.py`).
 """
 
 from __future__ import annotations
@@ -15,11 +16,9 @@ import socket
 import time
 from collections import deque
 from collections.abc import Callable, Sequence
-from typing import Generic, NamedTuple, TypeVar
+from typing import TYPE_CHECKING, Generic, NamedTuple, TypeVar
 
 import msgspec
-import torch
-from torch import Tensor
 
 from syncline.comms.framing import (
     CHALLENGE_BYTES,
@@ -33,8 +32,11 @@ from syncline.comms.framing import (
     proof,
     set_socket_options,
 )
-from syncline.comms.serialize import as_bytes, as_memory
-from syncline.comms.shared_buffer import SharedBuffer
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from syncline.comms.shared_buffer import SharedBuffer
 
 Message = TypeVar("Message")
 """What the client sends."""
@@ -85,7 +87,7 @@ class ServerConnection(Generic[Message]):
         self._target = memoryview(self._small)
         self._filled = 0
         self._stage = "proof"
-        self._bulk = torch.empty(0, dtype=torch.uint8)
+        self._bulk: Tensor | None = None
         self._length, self._bulk_size, self._in_buffer = 0, 0, False
         self._message: Message | None = None
 
@@ -111,17 +113,26 @@ class ServerConnection(Generic[Message]):
 
     def read(self) -> Frame[Message] | None:
         """The next frame, or None if it is not complete yet."""
+        message = self.read_message()
+        if message is None:
+            return None
+        source = self.shared_buffer.bytes if self._in_buffer and self.shared_buffer is not None else self._bulk
+        return Frame(message, (_new_bulk(0) if source is None else source)[: self._bulk_size])
+
+    def read_message(self) -> Message | None:
+        """The next frame's message without its bulk, or None if it is not complete yet."""
         while self.authenticate() and self._fill():
             if self._advance():
                 message, self._message = self._message, None
                 assert message is not None
-                source = self.shared_buffer.bytes if self._in_buffer and self.shared_buffer is not None else self._bulk
-                return Frame(message, source[: self._bulk_size])
+                return message
         return None
 
     def send(self, message: msgspec.Struct, bulk: Sequence[Tensor] = (), *, may_change: bool = False) -> None:
         """Queue a message; `may_change` says that the bulk's memory changes later (see `copy_pending`)."""
         size = sum(t.nbytes for t in bulk)
+        if bulk:
+            from syncline.comms.serialize import as_bytes, as_memory
         buffer = self.shared_buffer
         in_buffer = buffer is not None and 0 < size <= buffer.bytes.numel()
         prefix = frame_head(message, size, in_buffer)
@@ -198,15 +209,23 @@ class ServerConnection(Generic[Message]):
                 if self.shared_buffer is None or self._bulk_size > self.shared_buffer.bytes.numel():
                     raise Disconnected("refers to a shared buffer that it has not offered")
             elif self._bulk_size:
-                if self._bulk.numel() < self._bulk_size:
+                from syncline.comms.serialize import as_memory
+
+                if self._bulk is None or self._bulk.numel() < self._bulk_size:
                     try:
-                        self._bulk = torch.empty(self._bulk_size, dtype=torch.uint8)
+                        self._bulk = _new_bulk(self._bulk_size)
                     except (RuntimeError, TypeError) as error:  # out of memory, or more than an int64
                         raise Disconnected(f"announced {self._bulk_size} bytes: {error}") from None
                 self._expect("bulk", as_memory(self._bulk[: self._bulk_size]))
                 return False
         self._expect("prefix", memoryview(bytearray(PREFIX.size)))
         return True
+
+
+def _new_bulk(size: int) -> Tensor:
+    import torch
+
+    return torch.empty(size, dtype=torch.uint8)
 
 
 class Listener(Generic[Message]):

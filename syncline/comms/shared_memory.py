@@ -28,7 +28,7 @@ from syncline.comms.collective import Collective, Solo, check_mixing, mixed, tak
 from syncline.comms.overlapped_sum import OverlappedSum, add_up
 from syncline.comms.segment import STAGE_BYTES, ControlLayout, Segment
 from syncline.comms.shared_tensors import CHUNK_ELEMENTS, SharedMemoryFull, SharedTensors, attach_segment
-from syncline.comms.staging import Staging
+from syncline.comms.staging import SUMMING, Staging, out_of_step
 from syncline.compute.kernels.build import library
 
 _SPIN_S = 100e-6
@@ -209,9 +209,13 @@ class SharedMemory:
 
     def _sum_in_place(self, copies: list[torch.Tensor], weight: float) -> None:
         staging = self._staging
-        staging.write_slot(weight, 0)
+        staging.write_slot(weight, SUMMING)
         self._barrier.wait()
-        weights = [staging.read_slot(r)[0] for r in range(self.size)]
+        slots = [staging.read_slot(r) for r in range(self.size)]
+        others = [r for r, (_, length) in enumerate(slots) if length != SUMMING]
+        if others:
+            raise out_of_step(others[0], self.rank)
+        weights = [weight for weight, _ in slots]
         if not (copies[0].is_floating_point() or copies[0].is_complex()):
             weights = [int(w) for w in weights]  # a float weight would round large integers
         for slices in self._tensors.own_slices(copies):

@@ -17,8 +17,11 @@ import torch
 
 from syncline.comms.barrier import SharedBarrier
 from syncline.comms.segment import NOTICE_BYTES, STAGE_BYTES, ControlLayout
+from syncline.errors import ConfigError
 
 _SLOT = struct.Struct("<dQ")  # a rank's weight; the length of what it staged
+SUMMING = 2**63
+"""In place of a length: the rank takes part in a sum."""
 
 
 class Staging:
@@ -60,6 +63,8 @@ class Staging:
         self.write_slot(0.0, len(payload))
         self._barrier.wait()
         lengths = [self.read_slot(r)[1] for r in range(self._size)]
+        if SUMMING in lengths:
+            raise out_of_step(self._rank, lengths.index(SUMMING))
         parts: list[list[bytes]] = [[] for _ in range(self._size)]
         memory = self._memory
         for start in range(0, max(lengths), STAGE_BYTES):
@@ -73,3 +78,15 @@ class Staging:
                 parts[r].append(memory[offset : offset + max(0, min(STAGE_BYTES, length - start))])
         self._barrier.wait()  # the slots may be written again
         return [b"".join(p) for p in parts]
+
+
+def out_of_step(gathering: int, summing: int) -> ConfigError:
+    """The error for ranks that call different operations: a user's script has done something on some of them only."""
+    return ConfigError(
+        f"Workers are out of step: rank {summing} combines gradients, while rank {gathering} exchanges other values or "
+        "has ended its loop. One of them skipped a step that another took, for instance by 'continue' or 'break' on a "
+        "condition that only it met. Decide together: if worker.any(condition): break.",
+        code="out-of-step",
+        summing=summing,
+        gathering=gathering,
+    )

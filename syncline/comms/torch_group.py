@@ -144,7 +144,7 @@ class TorchGroup:
         store.wait([f"here/{r}" for r in range(size)], timeout)
         before, made = _open_connections(), list[Any]()
         limit = timedelta(seconds=min(_CONNECT_S, timeout_s))
-        self.call_in_thread(lambda: made.append(_new_gloo_group(store, rank, size, limit)))
+        self.call_in_thread(lambda: made.append(new_gloo_group(store, rank, size, limit)))
         self._opened = _open_connections() - before
         self.group = made[0]
         self.group._set_default_timeout(timeout)
@@ -180,7 +180,7 @@ def _open_connections() -> frozenset[int]:
     return frozenset(number for number, _ in connections())
 
 
-def _new_gloo_group(store: Store, rank: int, size: int, timeout: timedelta) -> Any:
+def new_gloo_group(store: Store, rank: int, size: int, timeout: timedelta) -> Any:
     """A gloo group whose ranks are all connected to each other, and to which no one else can connect any more."""
     before = {number for number, _ in listeners()}
     options: Any = dist.ProcessGroupGloo._Options()  # type: ignore[attr-defined]  # torch's stubs leave it out

@@ -49,7 +49,7 @@ import copy
 import functools
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 import torch
 from torch import nn
@@ -63,8 +63,40 @@ if TYPE_CHECKING:
     from syncline.comms.collective import Collective
 
 
-def synchronize_batch_norm(model: nn.Module, collective: Collective) -> nn.Module:
+class StatisticsExchange(Protocol):
+    """How layers exchange their statistics with the other workers."""
+
+    def table_of(self, row: torch.Tensor) -> torch.Tensor:
+        """The rows of all workers, this one's `row` among them."""
+
+    def sum_of(self, sums: torch.Tensor, weight: float) -> torch.Tensor:
+        """The sum over all workers of `weight * sums`; may overwrite `sums`."""
+
+
+class CollectiveStatistics:
+    """A `StatisticsExchange` that calls a collective, and raises what it raises."""
+
+    def __init__(self, collective: Collective) -> None:
+        self._collective = collective
+
+    def table_of(self, row: torch.Tensor) -> torch.Tensor:
+        """One `all_reduce_` of a table with a row for each worker."""
+        table = torch.zeros(self._collective.size, len(row), dtype=row.dtype, device=row.device)
+        table[self._collective.rank] = row
+        self._collective.all_reduce_(table)
+        return table
+
+    def sum_of(self, sums: torch.Tensor, weight: float) -> torch.Tensor:
+        self._collective.all_reduce_(sums, weight)
+        return sums
+
+
+def synchronize_batch_norm(
+    model: nn.Module, collective: Collective, statistics: StatisticsExchange | None = None
+) -> nn.Module:
     """Make every BatchNorm layer of `model` train with the statistics of the global batch; returns `model`.
+
+    They are exchanged through `statistics`, by default with the collective itself.
 
     The layers are changed in place: parameters, buffers, hooks and `state_dict` keys stay the same objects, so an
     optimizer made before keeps working. Calling it again with another collective (a new View) connects the layers
@@ -74,14 +106,15 @@ def synchronize_batch_norm(model: nn.Module, collective: Collective) -> nn.Modul
     model equally often, those without samples inside `take_part_without_samples`. Pickled layers are torch's own;
     copies made by `copy.deepcopy` stay connected. Second derivatives are not available.
     """
-    for name, module in model.named_modules():
+    exchange = (statistics or CollectiveStatistics(collective)) if collective.size > 1 else None
+    for number, (name, module) in enumerate(model.named_modules(), start=1):
         if isinstance(module, _GlobalBatchNorm):
-            module.connect(collective)
-        elif isinstance(module, _BatchNorm) and collective.size > 1:
+            module.connect(exchange, number)
+        elif isinstance(module, _BatchNorm) and exchange is not None:
             _check_convertible(name, module)
             module.__class__ = _global_class(type(module))  # type: ignore[arg-type]  # mypy finds classes unhashable
             assert isinstance(module, _GlobalBatchNorm)
-            module.connect(collective)
+            module.connect(exchange, number)
     return model
 
 
@@ -150,6 +183,10 @@ def recompute_contexts(block: nn.Module) -> tuple[AbstractContextManager[None], 
     return first(), again()
 
 
+_CONNECTION = ("exchange", "number", "counts_samples")
+"""The attributes that a connected layer has, and torch's own has not."""
+
+
 class _Statistics(NamedTuple):
     """The global batch as one layer sees it, and this worker's share of it."""
 
@@ -163,20 +200,22 @@ class _GlobalBatchNorm(_BatchNorm):
     """The training mode of a connected layer. Instances get this class by assignment; see `_global_class`."""
 
     plain_class: type[_BatchNorm]
-    collective: Collective
+    exchange: StatisticsExchange
+    number: int
+    """Its place in the model, from 1: all workers must be in the same layer when they exchange."""
     counts_samples: bool
     found: list[_Statistics]
     """Where to store the statistics for recomputing, if the layer is recomputed."""
     known: Iterator[_Statistics]
     """The stored statistics, while the layer is recomputed."""
 
-    def connect(self, collective: Collective) -> None:
-        """Exchange statistics through `collective`, or become torch's own layer again if it has one member."""
-        if collective.size > 1:
-            self.collective = collective
+    def connect(self, exchange: StatisticsExchange | None, number: int) -> None:
+        """Exchange statistics through `exchange`, or become torch's own layer again without one."""
+        if exchange is not None:
+            self.exchange, self.number = exchange, number
             self.counts_samples = True
         else:
-            del self.collective, self.counts_samples
+            del self.exchange, self.number, self.counts_samples
             self.__class__ = self.plain_class  # type: ignore[assignment]  # the class it was made with
 
     def forward(self, input: torch.Tensor) -> torch.Tensor:  # the name is torch's
@@ -184,50 +223,52 @@ class _GlobalBatchNorm(_BatchNorm):
         if not self.training:
             return super().forward(input)
         self._check_input_dim(input)  # type: ignore[no-untyped-call]  # torch leaves it untyped
+        exchange = self.exchange  # now: exchanging may leave this worker alone, and this layer torch's own
         statistics = next(self.known) if "known" in self.__dict__ else self._find_statistics(input)
         output: torch.Tensor = _Normalize.apply(  # type: ignore[no-untyped-call]  # torch leaves it untyped
-            input, self.weight, self.bias, statistics, self.eps, self.collective
+            input, self.weight, self.bias, statistics, self.eps, exchange
         )
         return output
 
     def _find_statistics(self, input: torch.Tensor) -> _Statistics:
         """Compute the statistics together with the other workers."""
         dtype = _statistics_dtype(input, self.weight, self.bias)
-        statistics = _global_statistics(input.detach(), dtype, self.counts_samples, self.collective)
+        statistics = _global_statistics(input.detach(), dtype, self.counts_samples, self.exchange, self.number)
         if self.track_running_stats:
-            self._track(statistics)
+            _track(self, statistics)
         if "found" in self.__dict__:
             self.found.append(statistics)
         return statistics
-
-    @torch.no_grad()
-    def _track(self, statistics: _Statistics) -> None:
-        """Update the running statistics by `momentum`, or, if that is None, as a cumulative average."""
-        factor = self.momentum
-        if self.num_batches_tracked is not None:
-            self.num_batches_tracked.add_(1)
-            if factor is None:
-                factor = 1.0 / float(self.num_batches_tracked)
-        if self.running_mean is None or self.running_var is None:
-            return
-        assert factor is not None, "torch counts batches wherever it keeps running statistics"
-        unbiased = statistics.variance * (statistics.values / (statistics.values - 1.0))
-        self.running_mean.lerp_(statistics.mean.to(self.running_mean.dtype), factor)
-        self.running_var.lerp_(unbiased.to(self.running_var.dtype), factor)
 
     def __deepcopy__(self, memo: dict[int, Any]) -> _GlobalBatchNorm:
         """A copy on the same collective, which itself cannot be copied: it is a connection."""
         clone = type(self).__new__(type(self))
         memo[id(self)] = clone
-        memo[id(self.collective)] = self.collective
+        memo[id(self.exchange)] = self.exchange
         clone.__dict__.update(copy.deepcopy(self.__dict__, memo))
         return clone
 
     def __reduce_ex__(self, protocol: Any) -> tuple[Callable[..., Any], tuple[type[_BatchNorm]], dict[str, Any]]:
         """Pickle as torch's own layer: a connection has no meaning in another process."""
         del protocol
-        state = {key: value for key, value in self.__dict__.items() if key not in ("collective", "counts_samples")}
+        state = {key: value for key, value in self.__dict__.items() if key not in _CONNECTION}
         return _new, (self.plain_class,), state
+
+
+@torch.no_grad()
+def _track(layer: _BatchNorm, statistics: _Statistics) -> None:
+    """Update the running statistics by `momentum`, or, if that is None, as a cumulative average."""
+    factor = layer.momentum
+    if layer.num_batches_tracked is not None:
+        layer.num_batches_tracked.add_(1)
+        if factor is None:
+            factor = 1.0 / float(layer.num_batches_tracked)
+    if layer.running_mean is None or layer.running_var is None:
+        return
+    assert factor is not None, "torch counts batches wherever it keeps running statistics"
+    unbiased = statistics.variance * (statistics.values / (statistics.values - 1.0))
+    layer.running_mean.lerp_(statistics.mean.to(layer.running_mean.dtype), factor)
+    layer.running_var.lerp_(unbiased.to(layer.running_var.dtype), factor)
 
 
 @functools.cache
@@ -271,39 +312,53 @@ def _statistics_dtype(x: torch.Tensor, weight: torch.Tensor | None, bias: torch.
 
 @torch.no_grad()
 def _global_statistics(
-    x: torch.Tensor, dtype: torch.dtype, counts_samples: bool, collective: Collective
+    x: torch.Tensor, dtype: torch.dtype, counts_samples: bool, exchange: StatisticsExchange, layer: int
 ) -> _Statistics:
-    """Mean and variance of each channel over all workers: one `all_reduce_` of a table with a row for each of them."""
+    """Mean and variance of each channel over all workers, from a table with a row for each of them."""
     channels = x.shape[1]
     # At least single precision: the table also holds counts, which half precision cannot.
     table_dtype = torch.promote_types(dtype, torch.float32)
-    table = torch.zeros(collective.size, 2 + 2 * channels, dtype=table_dtype, device=x.device)
+    row = torch.zeros(3 + 2 * channels, dtype=table_dtype, device=x.device)
+    row[-1] = layer
+    own_samples = 0
     if counts_samples and x.numel() > 0:
         # The kernel also updates running statistics; given some of a wider type than x, it computes in that type.
         scratch = None if dtype == x.dtype else torch.zeros(channels, dtype=dtype, device=x.device)
         mean, variance = torch.ops.aten.batch_norm_update_stats(x, scratch, scratch, 0.0)
-        row = table[collective.rank]
-        row[0] = x.shape[0]
+        own_samples = x.shape[0]
+        row[0] = own_samples
         row[1] = x.numel() // channels
         row[2 : 2 + channels] = mean
-        row[2 + channels :] = variance
-    collective.all_reduce_(table)
-
+        row[2 + channels : -1] = variance
+    table = exchange.table_of(row)
+    _check_layers(table[:, -1], layer)
     samples, count = table[:, :2].sum(0).tolist()
     if count <= 1:
         raise ConfigError(
-            f"All {collective.size} workers together have {count:g} value(s) per channel of a batch normalization "
+            f"All {len(table)} workers together have {count:g} value(s) per channel of a batch normalization "
             f"(this worker's input has shape {tuple(x.shape)}), but a variance needs at least two. Use a global batch "
             "of 2 samples or more, also at the end of an epoch.",
             code="batch-norm-values",
             values=count,
         )
     fraction = table[:, 1:2] / count
-    means, variances = table[:, 2:].chunk(2, dim=1)
+    means, variances = table[:, 2:-1].chunk(2, dim=1)
     mean = (fraction * means).sum(0)
     variance = (fraction * (variances + (means - mean).square())).sum(0)
-    share = float(table[collective.rank, 0]) / samples
+    share = own_samples / samples
     return _Statistics(mean.to(dtype), variance.to(dtype), count, share)
+
+
+def _check_layers(found: torch.Tensor, layer: int) -> None:
+    """Refuse to mix the statistics of different layers."""
+    if bool((found == layer).all()):
+        return
+    raise ConfigError(
+        "Workers are out of step: they exchange the statistics of different batch-norm layers. Some of them ran a "
+        "forward pass in training mode that others did not, for instance on a condition that only they met. Run it on "
+        "all workers or in model.eval(); conditions on counters must use worker.step or worker.batch.",
+        code="out-of-step",
+    )
 
 
 class _Normalize(torch.autograd.Function):
@@ -317,13 +372,13 @@ class _Normalize(torch.autograd.Function):
         bias: torch.Tensor | None,
         statistics: _Statistics,
         eps: float,
-        collective: Collective,
+        exchange: StatisticsExchange,
     ) -> torch.Tensor:
         """Torch's evaluation kernel with the statistics of the global batch."""
         mean, variance = statistics.mean, statistics.variance
         ctx.save_for_backward(x, weight, mean, variance)
         ctx.values, ctx.share = statistics.values, statistics.share
-        ctx.eps, ctx.collective = eps, collective
+        ctx.eps, ctx.exchange = eps, exchange
         return torch.native_batch_norm(x, weight, bias, mean, variance, False, 0.0, eps)[0]
 
     @staticmethod
@@ -367,7 +422,7 @@ def _input_gradient(
     sums = local_sums.to(torch.promote_types(local_sums.dtype, torch.float32))
     if share == 0.0:
         sums.zero_()  # a weight of zero would let NaN through
-    ctx.collective.all_reduce_(sums, share)
+    sums = ctx.exchange.sum_of(sums, share)
 
     inverse_sigma = (variance + eps).rsqrt()
     scale = inverse_sigma if weight is None else weight * inverse_sigma

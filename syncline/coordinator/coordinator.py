@@ -17,7 +17,6 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
 
 import msgspec
 import zmq
@@ -29,6 +28,7 @@ from syncline.comms.control import (
     Failed,
     Finished,
     FromWorker,
+    GroupCreated,
     Hello,
     LedgerLine,
     Meet,
@@ -48,6 +48,7 @@ from syncline.comms.control import (
     Welcome,
 )  # fmt: skip
 from syncline.comms.segment import ControlLayout, Segment
+from syncline.comms.store_host import HostedStore, host_store
 from syncline.coordinator.exit_diagnosis import ExitDiagnosis
 from syncline.coordinator.failure_record import Failure
 from syncline.coordinator.membership import KillProcess, Membership, PublishView, StartProcess, View
@@ -69,7 +70,15 @@ from syncline.data.ledger_file import LedgerFile
 from syncline.engines.engine import Engine, Exit
 from syncline.errors import SynclineError
 from syncline.planning.plan import Plan
-from syncline.telemetry.events import Event, Progress, WarningMessage, WorkerFailure, WorkerOutput, from_dict
+from syncline.telemetry.events import (
+    Event,
+    GroupTrains,
+    Progress,
+    WarningMessage,
+    WorkerFailure,
+    WorkerOutput,
+    from_dict,
+)
 from syncline.telemetry.run_dir import RunDir
 
 _TICK_MS = 50
@@ -107,16 +116,18 @@ class Coordinator:
             max_failures=plan.max_failures,
         )
         self.supervision = Supervision(self.membership)
+        self.supervision.heartbeats.is_script = plan.kind == "own-loop"
         self._stragglers = StragglerDetector()
-        self.last_step = 0
+        self.last_step = self._epoch = 0
         self.stopped_by: str | None = None
         """The first signal that asked the run to stop, such as SIGTERM."""
         self._server = ControlServer(engine.network.driver)
         self._can_share_memory = engine.machine.no_shared_memory_because is None
         self._control: Segment | None = None
         self._view = self._open(self.membership.view)
-        self._store: tuple[Any, int] | None = None
+        self._store: tuple[HostedStore, int] | None = None
         self._secret, self._session = secrets.token_hex(32), session
+        self._views_with_groups: set[int] = set()  # Views in which the script has created a group of its own
         self._servers: dict[int, str] = {}
         self._waiting_for_servers: list[int] = []
         self._output = LogFollower(run_dir.log(0))
@@ -193,6 +204,8 @@ class Coordinator:
                 except msgspec.ValidationError:
                     continue  # from another version; a number missing on the screen is no reason to fail
                 self._emit(event)
+                if isinstance(event, Progress):
+                    self._epoch = max(self._epoch, event.epoch)
                 if isinstance(event, Progress) and (slow := self._stragglers.on_progress(event)) is not None:
                     self._emit(slow)
         elif isinstance(message, LedgerLine):
@@ -202,6 +215,9 @@ class Coordinator:
         elif isinstance(message, MeetingCall):
             for worker_id in self._view.members:
                 self._server.send(worker_id, Meet(message.view, message.number))
+        elif isinstance(message, GroupCreated):
+            self._on_group_created(message)
+            return self.supervision.on_group_created(message)
         elif isinstance(message, ServerReady):
             self._servers[message.worker_id] = message.address
             self._send_server_addresses()
@@ -214,6 +230,13 @@ class Coordinator:
         elif isinstance(message, Failed):
             return self.supervision.on_failed(message, now)
         return []
+
+    def _on_group_created(self, message: GroupCreated) -> None:
+        """Report once for each View that the script has begun to train."""
+        if message.view == self._view.number and message.view not in self._views_with_groups:
+            self._views_with_groups.add(message.view)
+            restarts = len(self._views_with_groups) - 1
+            self._emit(GroupTrains(members=list(self._view.members), restarts=restarts))
 
     def _take_ledger_line(self, message: LedgerLine) -> None:
         with contextlib.suppress(msgspec.DecodeError):  # an invalid line is skipped
@@ -245,9 +268,10 @@ class Coordinator:
     def _act(self, instruction: Instruction) -> None:
         if isinstance(instruction, SendStop):
             if instruction.by_user:
-                message = "Stopping: saving after the current step. Press Ctrl-C again to stop at once without saving."
+                what = "ending the script" if self.membership.restarts_together else "saving after the current step"
+                message = f"Stopping: {what}. Press Ctrl-C again to stop at once without saving."
                 self._emit(WarningMessage(message=message))
-            self._send_all(Stop())
+            self._send_all(Stop(self.stopped_by or ""))
         elif isinstance(instruction, SendAbort):
             self._send_all(Abort(self._why_aborted(instruction.cause)), workers_only=instruction.workers_only)
         elif isinstance(instruction, KillAll):
@@ -300,6 +324,7 @@ class Coordinator:
                 step=step,
                 workers=len(self.membership.view.members),
                 is_replaced=failure.is_replaced,
+                restarts_all=self.membership.restarts_together,
                 detail=detail,
             )
         )
@@ -327,13 +352,13 @@ class Coordinator:
             working_dir=os.getcwd(),
             secret=self._secret,
             session=self._session,
+            epoch=self._epoch,
+            restarts_together=self.membership.restarts_together,
         )
 
     def _store_port(self) -> int:
-        """Host the store of torch.distributed on first use, because that imports torch into the driver."""
+        """Host the store of torch.distributed on first use."""
         if self._store is None:
-            from syncline.comms.store import host_store
-
             self._store = host_store(self._engine.network.driver, bytes.fromhex(self._secret))
         return self._store[1]
 
@@ -351,11 +376,23 @@ def _interrupts() -> Iterator[list[int]]:
         yield received  # only the main thread can handle signals
         return
     previous = {s: signal.signal(s, lambda number, _: received.append(number)) for s in (signal.SIGINT, signal.SIGTERM)}
+    if signal.getsignal(signal.SIGHUP) != signal.SIG_IGN:  # as under nohup
+        previous[signal.SIGHUP] = signal.signal(signal.SIGHUP, lambda *_: _leave_terminal())
     try:
         yield received
     finally:
         for number, handler in previous.items():
             signal.signal(number, handler)
+
+
+def _leave_terminal() -> None:
+    """The terminal has hung up: the run continues without it. Writing to it would fail from now on."""
+    nowhere = os.open(os.devnull, os.O_RDWR)
+    for descriptor in (0, 1, 2):
+        with contextlib.suppress(OSError):
+            if os.isatty(descriptor):
+                os.dup2(nowhere, descriptor)
+    os.close(nowhere)
 
 
 class LogFollower:

@@ -16,6 +16,8 @@ from syncline.comms.control import Events
 
 LEAST_SILENCE_S = 1.5
 """A silence shorter than this is never a failure."""
+PATIENT_SILENCE_S = 30.0
+"""The same for a script that trains with torch.distributed itself: all of its workers restart if one is killed."""
 FIRST_HEARTBEAT_S = 120.0
 """How long a process may take to its first heartbeat: it may have much to load."""
 LEAST_STUCK_S = 60.0
@@ -45,6 +47,13 @@ class HeartbeatMonitor:
         self._times_hung: dict[int, int] = {}
         self._longest_step = 0.0
         self._checked_at: float | None = None
+        self._least_silence_s = LEAST_SILENCE_S
+        self.is_script = False
+        """Whether workers run a user's script: between steps it may hold Python's lock for long, and is silent then."""
+
+    def be_patient(self) -> None:
+        """From now on, tolerate longer silences."""
+        self._least_silence_s = PATIENT_SILENCE_S
 
     def on_start(self, worker_id: int, life: int, now: float) -> None:
         self._processes[worker_id] = _Heartbeats(life, now)
@@ -86,7 +95,8 @@ class HeartbeatMonitor:
         if beats.last is None:
             limit = FIRST_HEARTBEAT_S
             return f"sent no heartbeat within {limit:g} s of its start" if now - beats.since > limit else None
-        silence = max(LEAST_SILENCE_S, _TIMES_LONGEST * self._longest_gap) * 2 ** self._times_hung.get(worker_id, 0)
+        least = PATIENT_SILENCE_S if self.is_script and beats.waits else self._least_silence_s
+        silence = max(least, _TIMES_LONGEST * self._longest_gap) * 2 ** self._times_hung.get(worker_id, 0)
         if now - beats.last > silence:
             return f"sent no heartbeat for {now - beats.last:.1f} s"
         stuck = max(LEAST_STUCK_S, _STEPS * self._longest_step)

@@ -9,11 +9,17 @@ failed process and the next *life*; messages from an earlier life are ignored.
 
     starting --ready--> ready --View--> member --failed--> starting (the next life), or gone
                                           `--View without it--> leaving --> gone
+
+A script may train with torch.distributed itself, whose process groups cannot change their members. When one of its
+workers fails, all of them restart: the others are killed, too, and the next View has all of them in new processes.
+
+    member --another one failed--> restarting --its process has ended--> starting (the next life)
 """
 
 from __future__ import annotations
 
 from collections import deque
+from collections.abc import Collection
 from dataclasses import dataclass, field
 from typing import Literal
 
@@ -21,7 +27,7 @@ Policy = Literal["shrink-and-replace", "replace-only", "shrink", "stop"]
 """What happens when a worker fails: continue without it until its replacement joins; wait for the replacement (then
 synchronous gradients give the same bits as without the failure); continue without it; or stop the run."""
 
-_State = Literal["starting", "ready", "member", "leaving", "gone"]
+_State = Literal["starting", "ready", "member", "restarting", "leaving", "gone"]
 
 
 @dataclass(frozen=True)
@@ -69,6 +75,8 @@ class Membership:
     max_failures: int = 10
     within_s: float = 300.0
     """With more than `max_failures` failures in this time, the run should stop."""
+    restarts_together: bool = False
+    """Whether all workers restart when one of them fails."""
     view: View = field(init=False)
 
     def __post_init__(self) -> None:
@@ -91,6 +99,10 @@ class Membership:
         """Whether this process is running, as far as is known."""
         return self._states.get(worker_id, "gone") != "gone"
 
+    def is_restarting(self, worker_id: int) -> bool:
+        """Whether this process is being killed because another one failed."""
+        return self._states.get(worker_id) == "restarting"
+
     @property
     def running(self) -> list[int]:
         """The worker_ids of all processes that are running."""
@@ -104,28 +116,31 @@ class Membership:
     @property
     def has_workers(self) -> bool:
         """Whether any worker is running or starting."""
-        return any(s in ("starting", "ready", "member") for n, s in self._states.items() if not self.is_server(n))
+        present = ("starting", "ready", "member", "restarting")
+        return any(s in present for n, s in self._states.items() if not self.is_server(n))
 
     def too_many_failures(self, now: float) -> bool:
         while self._failures and self._failures[0] < now - self.within_s:
             self._failures.popleft()
         return len(self._failures) > self.max_failures
 
-    def on_failure(self, worker_id: int, life: int, now: float, *, replace: bool = True) -> list[Decision]:
-        """A process has ended that should not have."""
+    def on_failure(
+        self, worker_id: int, life: int, now: float, *, replace: bool = True, ended: Collection[int] = ()
+    ) -> list[Decision]:
+        """A process has ended that should not have; `ended` are all that have ended, as they should or not."""
         if life != self.life_of(worker_id) or self._states[worker_id] == "gone":
             return []
+        if self.is_restarting(worker_id):
+            return self._start_again(worker_id)
         if self._states[worker_id] == "leaving":
             self._states[worker_id] = "gone"
             return []
         self._failures.append(now)
         self._is_outdated = True
-        decisions: list[Decision] = []
+        decisions = self._restart_members(ended, besides=worker_id) if self.restarts_together and replace else []
         # A parameter server holds a part of the model, so it is replaced whatever the policy for workers is.
         if replace and (self._replaces or self.is_server(worker_id)):
-            self._states[worker_id] = "starting"
-            self._lives[worker_id] += 1
-            decisions.append(StartProcess(worker_id, self._lives[worker_id]))
+            decisions += self._start_again(worker_id)
         else:
             self._states[worker_id] = "gone"
         return [*decisions, *self._publish_if_complete()]
@@ -148,15 +163,51 @@ class Membership:
             self._failures.append(now)  # a network that keeps breaking must end the run, too
         return decisions
 
+    def on_group_created(self, worker_id: int, view: int) -> list[Decision]:
+        """The script of this worker trains with torch.distributed itself, with the members of this View.
+
+        So all must be there. If some have failed before, all restart: also a replacement that has started its script
+        before it joined, as one of a user's own loop does.
+        """
+        self.restarts_together = True
+        workers = {n: s for n, s in self._states.items() if not self.is_server(n)}
+        if view == self.view.number and not any(s in ("starting", "ready") for s in workers.values()):
+            return []
+        self._is_outdated = True
+        decisions = self._restart_members(())
+        if self._states[worker_id] in ("starting", "ready"):
+            self._states[worker_id] = "restarting"
+            decisions.append(KillProcess(worker_id))
+        return decisions
+
     def resize(self, change: int) -> list[Decision]:
         """Add workers, or remove the newest ones; the strategy's minimum always stays."""
-        return self._add(change) if change > 0 else self._remove(-change)
-
-    def _add(self, count: int) -> list[Decision]:
+        if self.restarts_together:
+            return []  # the script would have to start again
+        if change < 0:
+            return self._remove(-change)
         first = max(self._states) + 1
-        for worker_id in range(first, first + count):
+        added = range(first, first + change)
+        for worker_id in added:
             self._states[worker_id], self._lives[worker_id] = "starting", 0
-        return [StartProcess(worker_id, 0) for worker_id in range(first, first + count)]
+        return [StartProcess(worker_id, 0) for worker_id in added]
+
+    def _restart_members(self, ended: Collection[int], besides: int | None = None) -> list[Decision]:
+        decisions: list[Decision] = []
+        for worker_id, state in self._states.items():
+            if state != "member" or worker_id == besides or self.is_server(worker_id):
+                continue
+            if worker_id in ended:
+                decisions += self._start_again(worker_id)
+            else:
+                self._states[worker_id] = "restarting"
+                decisions.append(KillProcess(worker_id))
+        return decisions
+
+    def _start_again(self, worker_id: int) -> list[Decision]:
+        self._states[worker_id] = "starting"
+        self._lives[worker_id] += 1
+        return [StartProcess(worker_id, self._lives[worker_id])]
 
     def _remove(self, count: int) -> list[Decision]:
         present = [n for n, s in self._states.items() if s in ("member", "ready") and not self.is_server(n)]
@@ -189,6 +240,8 @@ class Membership:
         of_workers = {n: s for n, s in self._states.items() if not self.is_server(n)}
         present = sorted(n for n, s in of_workers.items() if s in ("member", "ready"))
         is_awaited = [s == "starting" for n, s in self._states.items() if self.is_server(n)]
+        if self.restarts_together:
+            is_awaited += [s in ("starting", "restarting") for s in of_workers.values()]
         if self.policy == "replace-only":
             is_awaited += [s == "starting" and n < self.workers for n, s in of_workers.items()]
         if any(is_awaited) or len(present) < max(self.least, 1):

@@ -98,6 +98,9 @@ def _resumed(config: RunConfig, plan: Plan, run_dir: RunDir, lock: DriverLock) -
     old = saved_plan(run_dir.read_plan(), run_dir.plan)
     _check_data(old, plan)
     plan = dataclasses.replace(plan, run_id=old.run_id)
+    if plan.kind == "own-loop" and run_dir.has_own_group():
+        run_dir.summary.unlink(missing_ok=True)
+        return OpenRun(plan, config, run_dir, lock)  # the script starts again, and continues as it can
     found, state, problems = newest_sound(run_dir.checkpoints, plan.run_id)
     put_back(run_dir.ledger, CheckpointState.from_dict(state).ledger)
     run_dir.summary.unlink(missing_ok=True)

@@ -39,7 +39,8 @@ def explain_failure(
 ) -> SynclineError:
     """The exception that a failed run ends with; its facts say the same as its message."""
     cause = supervision.failures.root_cause()
-    resume = _how_to_resume(run_dir, last_checkpoint)
+    has_steps = not supervision.membership.restarts_together
+    resume = _how_to_resume(run_dir, last_checkpoint) if has_steps else start_again(run_dir)
     facts: dict[str, Any] = {
         "run_dir": str(run_dir.path),
         "checkpoint": last_checkpoint.name if last_checkpoint is not None else None,
@@ -55,7 +56,7 @@ def explain_failure(
         name_of_signal = signal.Signals(cause.signal).name if cause.signal is not None else None
         facts |= {"step": last_step, "signal": name_of_signal, "exit_code": cause.code, "hung": hung}
         head = [
-            f"{name} {diagnosis.describe(cause, hung)}, after step {last_step}.",
+            f"{name} {diagnosis.describe(cause, hung)}{f', after step {last_step}' if has_steps else ''}.",
             *_last_output(run_dir.log(cause.worker_id)),
             *([] if hung else _advice_on_exit(cause, plan, diagnosis)),
         ]
@@ -68,7 +69,8 @@ def explain_failure(
         return own(message, code=cause.code, **{**facts, **cause.facts})
     samples = f", samples {', '.join(map(str, cause.samples))}" if cause.samples else ""
     first, *more = [_cut(line) for line in cause.message.splitlines() if line.strip()][:_MOST_MESSAGE_LINES]
-    head = [f"{name} raised {cause.kind} at step {cause.step}{samples}: {first}", *more]
+    where = f" at step {cause.step}{samples}" if has_steps else ""
+    head = [f"{name} raised {cause.kind}{where}: {first}", *more]
     traceback = ["", cause.traceback.rstrip()] if cause.traceback else []
     return WorkerFailed("\n".join([*head, *_advice_on_exception(cause, plan), *after, *traceback]), **facts)
 
@@ -80,6 +82,14 @@ def _how_to_resume(run_dir: RunDir, last_checkpoint: Path | None) -> str:
     if last_checkpoint is None:
         return f"There is no checkpoint to resume from. The logs are in {run_dir.log(0).parent}."
     return f"To resume from the last checkpoint ({last_checkpoint.name}): syncline resume {run_dir.path}"
+
+
+def start_again(run_dir: RunDir) -> str:
+    """What to do about a script that trains with torch.distributed itself."""
+    return (
+        f"To start the script again: syncline resume {run_dir.path}. It continues from its own checkpoints, if it "
+        "writes and reads any."
+    )
 
 
 def _advice_on_exception(cause: Failed, plan: Plan) -> list[str]:
@@ -134,7 +144,8 @@ def _why_not_replaced(supervision: Supervision, plan: Plan, cause: Failure) -> l
     same = supervision.failures.earlier_same(cause)
     if same:
         other = plan.name_of(same[0].worker_id) if same[0].worker_id != cause.worker_id else "its predecessor"
-        return [f"No replacement was started: {other} failed in the same way at this step."]
+        when = "" if supervision.membership.restarts_together else " at this step"
+        return [f"No replacement was started: {other} failed in the same way{when}."]
     return ["No replacement was started: it failed before its first step, and so would another."] * cause.is_first_step
 
 

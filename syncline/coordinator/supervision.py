@@ -16,7 +16,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
-from syncline.comms.control import Failed, Finished, Stranded
+from syncline.comms.control import Failed, Finished, GroupCreated, Stranded
 from syncline.coordinator.failure_record import Failure, FailureRecord
 from syncline.coordinator.heartbeats import HeartbeatMonitor
 from syncline.coordinator.membership import Decision, KillProcess, Membership, PublishView, StartProcess
@@ -121,21 +121,32 @@ class Supervision:
 
     def on_ready(self, worker_id: int, life: int) -> list[Instruction]:
         """A process that was started later is ready to join."""
-        return self._carry_out(self.membership.on_ready(worker_id, life)) if self._can_change_view else []
+        return self._carry_out(self.membership.on_ready(worker_id, life)) if _can_change_view(self) else []
 
     def on_stranded(self, message: Stranded, now: float) -> list[Instruction]:
         """A worker lost its connection to the others although no process failed: let them meet in a new View."""
-        if message.life != self._processes[message.worker_id].life or not self._can_change_view:
+        if message.life != self._processes[message.worker_id].life or not _can_change_view(self):
             return []
         return self._carry_out(self.membership.on_stranded(message.view, now))
+
+    def on_group_created(self, message: GroupCreated) -> list[Instruction]:
+        """A worker's script trains with torch.distributed itself: from now on, the workers restart together."""
+        is_old = message.life != self._processes[message.worker_id].life
+        if is_old or self.membership.is_restarting(message.worker_id) or self.phase != "running":
+            return []
+        self.heartbeats.be_patient()
+        return self._carry_out(self.membership.on_group_created(message.worker_id, message.view))
 
     def on_finished(self, message: Finished, now: float) -> list[Instruction]:
         """A worker has completed its part."""
         process = self._processes[message.worker_id]
-        if process.has_reported:
+        together = self.membership.restarts_together
+        is_over = self.membership.is_restarting(message.worker_id) or (together and message.life != process.life)
+        if process.has_reported or is_over:
             return self._proceed(now)
         process.finished = message
-        if not message.summary:
+        workers = (self._processes[n] for n in self.membership.running if not self.membership.is_server(n))
+        if not message.summary or (together and not all(worker.finished for worker in workers)):
             return self._proceed(now)
         instructions: list[Instruction] = []
         if self.summary is None:
@@ -154,6 +165,8 @@ class Supervision:
         process = self._processes[message.worker_id]
         if process.has_reported or message.life != process.life:
             return []  # a duplicate, or from an earlier life
+        if self.membership.is_restarting(message.worker_id):
+            return []  # because of the failure that all restart for
         process.failed = message
         self.failures.exceptions.append(message)
         return [*self._on_failure(message.worker_id, message, now), *self._proceed(now)]
@@ -164,6 +177,8 @@ class Supervision:
             return []
         process.exit, process.exit_at = exit, now
         self.heartbeats.on_end(exit.worker_id)
+        if self.membership.is_restarting(exit.worker_id) and self.phase == "running":
+            return self._carry_out(self.membership.on_failure(exit.worker_id, exit.life, now))
         # A process that exits by itself may have sent its exception, which is still on its way. One that was killed, or
         # lost with its host, has not.
         instructions = self._on_crash(process, now) if exit.code is None else []
@@ -238,7 +253,8 @@ class Supervision:
         cause = process.failed or process.exit
         assert cause is not None
         is_running = self.phase == "running"
-        decisions = self.membership.on_failure(worker_id, process.life, now, replace=is_running)
+        ended = {n for n, p in self._processes.items() if p.exit is not None}
+        decisions = self.membership.on_failure(worker_id, process.life, now, replace=is_running, ended=ended)
         if self.membership.too_many_failures(now) and is_running:
             return self._give_up(cause, now)
         if not self.membership.has_workers:
@@ -272,10 +288,6 @@ class Supervision:
         return [KillAll()]
 
     # The course of the run
-
-    @property
-    def _can_change_view(self) -> bool:
-        return self.phase in ("running", "stopping") and self.summary is None
 
     def _carry_out(self, decisions: list[Decision]) -> list[Instruction]:
         """Turn decisions of the membership into instructions."""
@@ -311,6 +323,10 @@ class Supervision:
         if self.summary is None:
             return [EndRun("killed")]
         return [EndRun("stopped" if self.summary.stopped_early else "finished")]
+
+
+def _can_change_view(supervision: Supervision) -> bool:
+    return supervision.phase in ("running", "stopping") and supervision.summary is None
 
 
 def _samples(message: Finished) -> int:

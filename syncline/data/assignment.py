@@ -61,6 +61,8 @@ class AssignedStep:
     batch: int
     is_requeued: bool = False
     """Whether these samples were assigned before; the order of the run does not advance."""
+    of_all: tuple[Range, ...] = ()
+    """The ranges of all ranks together."""
 
     def after(self, count: int) -> Position:
         """Where the run is when this step is done."""
@@ -102,8 +104,8 @@ class Assignment:
         epochs, steps = divmod(steps - left, -(-self.count // self.batch))
         return replace(start, epoch=start.epoch + 1 + epochs, cursor=steps * self.batch, step=step)
 
-    def step_of(self, step: int, rank: int) -> AssignedStep:
-        """The part of `rank` in the step that follows `step` steps in all."""
+    def step_of(self, step: int, rank: int | None) -> AssignedStep:
+        """The part of `rank` in the step that follows `step` steps in all; None has no samples."""
         position, index = self.at(step), step - self.start.step
         is_requeued = index < len(self._requeued_steps)
         if is_requeued:
@@ -111,9 +113,10 @@ class Assignment:
         else:
             ranges = ((position.epoch, position.cursor, min(position.cursor + self.batch, self.count)),)
         batch = total(ranges)
-        return AssignedStep(position, tuple(cut(ranges, *share(batch, self.size, rank))), batch, is_requeued)
+        own = () if rank is None else tuple(cut(ranges, *share(batch, self.size, rank)))
+        return AssignedStep(position, own, batch, is_requeued, ranges)
 
-    def steps_of(self, rank: int) -> Iterator[AssignedStep]:
+    def steps_of(self, rank: int | None) -> Iterator[AssignedStep]:
         """The part of `rank` in every step, in order."""
         for step in itertools.count(self.start.step):
             assigned = self.step_of(step, rank)

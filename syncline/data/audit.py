@@ -43,6 +43,8 @@ class Audit:
     """Samples of failed workers that are in the state, as confirmed by other workers."""
     is_complete: bool
     """Whether the run has ended; if not, the counts are as of the last line."""
+    skipped: int = 0
+    """Samples that the user's script took or left without making a step with them."""
     problems: tuple[str, ...] = ()
     """What makes the counts worthless: two drivers at once, or other data in the middle of an epoch."""
 
@@ -61,6 +63,8 @@ class Audit:
             lines.append(f"{self.redone:,} samples were discarded, with a failed worker or a rollback, and redone")
         if self.confirmed:
             lines.append(f"{self.confirmed:,} samples of failed workers are in the state, confirmed by other workers")
+        if self.skipped:
+            lines.append(f"{self.skipped:,} samples were skipped by the script, which made no step with them")
         if not self.is_complete:
             lines.append("The run has not ended; the counts are as of the last line of its ledger.")
         return lines
@@ -80,6 +84,7 @@ class _State:
     first_epoch: int = 0
     """The first epoch with the present data."""
     dropped: dict[int, int] = field(default_factory=dict)  # epoch -> samples left out, because the data changed
+    skipped: dict[int, np.ndarray] = field(default_factory=dict)  # epoch -> which samples the script skipped
 
     def of_epoch(self, epoch: int, count: int) -> np.ndarray:
         """The counters of one epoch."""
@@ -109,6 +114,8 @@ class _State:
             self.lost[epoch] = self.lost.get(epoch, 0) + int(missing.sum())
             self.redone += int((~claimed & (used > 0)).sum())
             used[:] = np.where(claimed, np.maximum(used, 1), 0)
+            if epoch in self.skipped:
+                self.skipped[epoch] &= claimed
 
     @property
     def reported(self) -> int:
@@ -159,21 +166,26 @@ def audit(lines: Iterable[Line]) -> Audit:
             put_off = list(line.requeued) if line.stopped_early else []
     accounts = [a for epoch in sorted(state.used) if (a := _account(state, epoch, end, put_off)) is not None]
     is_complete = end is not None
-    return Audit(tuple(accounts), state.redone, state.confirmed, is_complete, tuple(sessions.problems))
+    skipped = sum(int(of_epoch.sum()) for of_epoch in state.skipped.values())
+    return Audit(
+        tuple(accounts), state.redone, state.confirmed, is_complete, skipped=skipped, problems=tuple(sessions.problems)
+    )
 
 
 def _account(state: _State, epoch: int, end: Position | None, put_off: Sequence[Range]) -> EpochAccount | None:
     """The counts of one epoch; None if none of its samples are due."""
     used = state.used[epoch]
-    due = int((used > 0).sum())
+    skipped = state.skipped.get(epoch, np.zeros(len(used), bool))
+    due = int(((used > 0) & ~skipped).sum())
     if end is not None:
         due = len(used) if epoch < end.epoch else end.cursor if epoch == end.epoch else 0
         due -= sum(high - low for e, low, high in put_off if e == epoch) + state.dropped.get(epoch, 0)
+        due -= int(skipped.sum())
     if due == 0 and not used.any():
         return None
     unused = state.lost.get(epoch, 0)  # of the claimed samples
-    missing = due - int((used > 0).sum())
-    committed = int((used == 1).sum()) - unused
+    missing = due - int(((used > 0) & ~skipped).sum())
+    committed = int(((used == 1) & ~skipped).sum()) - unused
     return EpochAccount(epoch, due, committed, unused + missing, state.repeated.get(epoch, 0))
 
 
@@ -202,7 +214,7 @@ class _Sessions:
 
 def _use(state: _State, line: Used) -> None:
     assert state.opened is not None
-    state.steps[line.worker] = line.steps
+    state.steps[line.worker] = max(state.steps.get(line.worker, 0), line.steps)
     for run in line.runs:
         for epoch, low, high in ranges_of(run):
             used = state.of_epoch(epoch, state.opened.count)
@@ -210,6 +222,9 @@ def _use(state: _State, line: Used) -> None:
             if again:
                 state.repeated[epoch] = state.repeated.get(epoch, 0) + again
             used[low:high] += 1
+            if line.skipped:
+                skipped = state.skipped.setdefault(epoch, np.zeros(state.opened.count, bool))
+                skipped[low:high] = True
 
 
 def audit_file(path: Path) -> Audit:

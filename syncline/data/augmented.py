@@ -9,14 +9,14 @@ mixing is that of SplitMix64. (G. L. Steele, D. Lea and C. H. Flood, "Fast Split
 from __future__ import annotations
 
 import random
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
 import torch
 
 from syncline.data.order import Share
+from syncline.data.random_state import generators_kept
 from syncline.data.source import Indices, Source, WrappedSource
 from syncline.data.transforms import Transform
 from syncline.errors import DataError
@@ -75,23 +75,11 @@ def untransformed(source: Source) -> Source:
 
 def _seeded(transform: Callable[..., Any], sample: torch.Tensor, number: float) -> torch.Tensor:
     """Apply a user's callable, such as one of torchvision, with all global generators seeded for this sample."""
-    with _generators_kept():
+    with generators_kept():
         random.seed(number)
         np.random.seed(int(number * 2**32))
         torch.manual_seed(int(number * 2**53))
         return torch.as_tensor(transform(sample))
-
-
-@contextmanager
-def _generators_kept() -> Iterator[None]:
-    """Restore the state of the process's random generators afterwards."""
-    states = random.getstate(), np.random.get_state(), torch.get_rng_state()
-    try:
-        yield
-    finally:
-        random.setstate(states[0])
-        np.random.set_state(states[1])
-        torch.set_rng_state(states[2])
 
 
 _GOLDEN = np.uint64(0x9E3779B97F4A7C15)

@@ -8,7 +8,7 @@ Lines of the ledger, in order of time:
     Began    a driver starts or resumes the run; the session of a line is the first part of its key
     Opened   a membership view begins at a position, with requeued samples. Its members claim that their state contains
              all samples before that position, except the requeued ones.
-    Used     a worker used these samples as a member of that view
+    Used     a worker used these samples as a member of that view, or its script skipped them
     Closed   the run reached this position and was saved
 
 A claim overrides use: samples that a failed worker used, but that are not claimed, count as unused and are assigned
@@ -79,6 +79,8 @@ class Used(msgspec.Struct, frozen=True, tag="used", omit_defaults=True):
     """The worker's step count after these samples."""
     runs: list[Run]
     key: str = ""
+    skipped: bool = False
+    """Whether the script took these samples, or left them, without making a step with them. They are not due."""
 
 
 class Closed(msgspec.Struct, frozen=True, tag="closed", omit_defaults=True):

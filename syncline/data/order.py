@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import hashlib
 import struct
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -22,6 +22,9 @@ _HELD_OUT = 0x48454C44
 
 _GROUPED = 0x47525053
 """Likewise for the streams that shuffle a window of groups."""
+
+HOLE = -1
+"""In place of a sample's index: nothing is there. Batches that are smaller than others are filled up with these."""
 
 
 @dataclass(frozen=True)
@@ -93,6 +96,10 @@ class SampleOrder:
     groups: np.ndarray | None = field(default=None, compare=False)
     """The number of samples in each group, if only `window` groups are shuffled together."""
     window: int = 1
+    is_counted: bool = True
+    """Whether the ledger counts the samples; False for steps without samples."""
+    draw: Callable[[int], np.ndarray] | None = field(default=None, compare=False)
+    """The indices of an epoch in order, if the user's own sampler decides; they may include `HOLE`."""
 
     @property
     def steps_per_epoch(self) -> int:
@@ -103,19 +110,29 @@ class SampleOrder:
         """The share of `rank` in every step from `start` to the end of epoch `epochs` (None: without end)."""
         return self.shares_of(Assignment(start, size, self.count, self.batch, epochs), rank)
 
-    def shares_of(self, assignment: Assignment, rank: int) -> Iterator[Share]:
-        """The share of `rank` in every step of an assignment."""
+    def shares_of(self, assignment: Assignment, rank: int | None) -> Iterator[Share]:
+        """The share of `rank` in every step of an assignment; None has empty shares."""
         orders: dict[int, np.ndarray] = {}
         for assigned in assignment.steps_of(rank):
-            needed = {epoch for epoch, _, _ in assigned.ranges} | {assigned.position.epoch}
+            needed = {epoch for epoch, _, _ in assigned.of_all} | {assigned.position.epoch}
             orders = {epoch: orders[epoch] if epoch in orders else self._order(epoch) for epoch in needed}
-            parts = [orders[epoch][low:high] for epoch, low, high in assigned.ranges]
-            indices = parts[0] if len(parts) == 1 else np.concatenate([orders[assigned.position.epoch][:0], *parts])
-            yield Share(assigned.position, indices, assigned.batch, assigned.ranges, assigned.after(self.count))
+            indices, batch = _samples_in(assigned.ranges, orders, assigned.position.epoch), assigned.batch
+            if self.draw is not None:
+                indices = indices[indices != HOLE]
+                batch = int((_samples_in(assigned.of_all, orders, assigned.position.epoch) != HOLE).sum())
+            yield Share(assigned.position, indices, batch, assigned.ranges, assigned.after(self.count))
 
     def _order(self, epoch: int) -> np.ndarray:
+        if self.draw is not None:
+            return self.draw(epoch)
         if self.shuffle and self.groups is not None:
             grouped = grouped_permutation(self.seed, epoch, self.groups, self.window)
             return grouped if self.kept is None else grouped[np.isin(grouped, self.kept)]
         order = permutation(self.seed, epoch, self.count) if self.shuffle else np.arange(self.count)
         return order if self.kept is None else self.kept[order]
+
+
+def _samples_in(ranges: tuple[Range, ...], orders: dict[int, np.ndarray], epoch: int) -> np.ndarray:
+    """The indices in these ranges; `epoch` gives the type of none at all."""
+    parts = [orders[of_epoch][low:high] for of_epoch, low, high in ranges]
+    return parts[0] if len(parts) == 1 else np.concatenate([orders[epoch][:0], *parts])

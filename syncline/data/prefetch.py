@@ -43,7 +43,7 @@ _END = object()
 
 @dataclass(frozen=True)
 class Fetched:
-    """A share and its batch; an empty share has a batch of one sample, for its shape."""
+    """A share and its batch; an empty share has a batch of a sample or two, for its shape."""
 
     share: Share
     data: Any
@@ -215,12 +215,17 @@ def fetch(
 
 
 def _read(source: Source, share: Share) -> Any:
-    indices = share.indices if len(share.indices) else np.zeros(1, np.int64)
+    indices = share.indices if len(share.indices) else _stand_in(share)
     try:
         return source.fetch(indices)
     except Exception as error:
         error.add_note(f"This happened while reading samples {_some(indices)} of epoch {share.position.epoch}.")
         raise
+
+
+def _stand_in(share: Share) -> np.ndarray:
+    """The samples in place of none. Two: much code takes a batch of one for a single sample, as `squeeze` does."""
+    return np.zeros(min(2, max(1, share.batch)), np.int64)
 
 
 def _through_processes(
@@ -231,7 +236,7 @@ def _through_processes(
     def keys() -> Iterator[list[tuple[int, int]]]:
         for share in shares:
             requested.put(share)
-            yield [(share.position.epoch, int(i)) for i in share.indices] or [(share.position.epoch, 0)]
+            yield [(share.position.epoch, int(i)) for i in (share.indices if len(share.indices) else _stand_in(share))]
 
     loader = DataLoader(
         _SeededItems(source.dataset, seed),

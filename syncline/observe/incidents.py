@@ -9,7 +9,7 @@ from __future__ import annotations
 import re
 
 from syncline.observe.formatting import count, duration, headline, size
-from syncline.telemetry.events import Recovered, WorkerFailure, WorkerSlow
+from syncline.telemetry.events import GroupTrains, Recovered, WorkerFailure, WorkerSlow
 
 _LONGEST_MESSAGE = 200
 _PHASES = {
@@ -33,6 +33,9 @@ class FailureLog:
         self._down_since[event.worker_id] = event.time
         self._pending_since = self._pending_since or event.time
         then = "starting a replacement" if event.is_replaced else f"continuing with {count(event.workers, 'worker')}"
+        if event.restarts_all:  # of its steps nothing is known
+            message = _exception_message(event.detail, kind=event.cause.removeprefix("raised ")) if event.detail else ""
+            return f"{event.name} {event.cause}{f': {message}' if message else ''}; starting the script again"
         if not event.detail:  # "after": its last heartbeat may be a few steps old
             return f"{event.name} {event.cause} after step {event.step}; {then}"
         message = _exception_message(event.detail, kind=event.cause.removeprefix("raised "))
@@ -67,6 +70,15 @@ class FailureLog:
         lines += [f"worker {worker_id} left at step {event.step}" for worker_id in left]
         self._members, self._pending_since = members, None
         return lines
+
+    def on_group(self, event: GroupTrains) -> list[str]:
+        """How the script was started again, after a failure."""
+        since, self._pending_since = self._pending_since, None
+        self._down_since.clear()
+        self._members = set(event.members)
+        if since is None:
+            return []
+        return [f"{count(len(event.members), 'worker')} started the script again, {duration(event.time - since)} later"]
 
 
 class StragglerLog:

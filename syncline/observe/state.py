@@ -19,6 +19,7 @@ from syncline.telemetry.events import (
     Evaluated,
     Event,
     FatalFailure,
+    GroupTrains,
     MetricsLogged,
     Progress,
     Recovered,
@@ -79,6 +80,8 @@ class RunState:
         self.resumed_from_step: int | None = None
         self.workers: dict[int, WorkerState] = {}
         self.step = 0
+        self.has_steps = True
+        """False for a script that trains with torch.distributed itself, whose steps Syncline does not see."""
         self.loss: float | None = None
         self.accuracy: float | None = None
         self.lr: float | None = None
@@ -130,6 +133,11 @@ class RunState:
                 for worker_id in event.members:
                     self._worker(worker_id).status = "training"
                 self.notices = self._failure_log.on_recovery(event)
+            case GroupTrains():
+                self.has_steps = False
+                for worker_id in event.members:
+                    self._worker(worker_id).status = "training"
+                self.notices = self._failure_log.on_group(event)
             case WorkerSlow():
                 self.notices = [self.stragglers.on_slow(event)]
             case FatalFailure():

@@ -36,7 +36,7 @@ __all__ = [
 ]
 
 
-REQUESTS = slice(2, None)
+REQUESTS = slice(5, None)
 """Which piggybacked values are requests, on which all workers must act at the same step; the first are measurements."""
 
 
@@ -111,6 +111,8 @@ class Replica:
     open_servers: Callable[[], ParameterServers] | None = None
     """Connects to the run's parameter servers; the run closes the connection."""
     log: StrategyLog = field(default_factory=NoLog)
+    is_settled: bool = False
+    """Whether all workers hold the same parameters and buffers already, so that none are broadcast."""
 
 
 class Exchange(Protocol):
@@ -298,5 +300,7 @@ class LocalExchange(HierarchyLevel):
 
 def broadcast_first(replica: Replica) -> None:
     """Broadcast rank 0's parameters and buffers."""
+    if replica.is_settled:
+        return
     for tensor in [*replica.model.parameters(), *replica.model.buffers()]:
         replica.collective.broadcast_(tensor.detach())

@@ -14,6 +14,7 @@ from collections.abc import Iterable
 import torch
 
 from syncline.comms.collective import Collective
+from syncline.comms.serialize import as_memory, bytes_to_tensor
 from syncline.strategies.flat import dense_strides
 
 _SMALL_BYTES = 4 * 2**20
@@ -34,8 +35,12 @@ class GradientBuffer:
         piggybacked: int,
         *,
         is_flat: bool | None = None,
+        keeps_local: bool = False,
     ) -> None:
-        self.parameters = [p for p in parameters if p.requires_grad]
+        self.keeps_local = keeps_local
+        """Whether a user's own loop makes the gradients. Then each worker's own are kept until they are combined, and
+        parameters that are frozen now are included: the loop may train them later."""
+        self.parameters = [p for p in parameters if p.requires_grad or keeps_local]
         device = self.parameters[0].device if self.parameters else torch.device("cpu")
         by_dtype: dict[torch.dtype, list[torch.nn.Parameter]] = {torch.float32: []}
         is_flat = collective.size > 1 if is_flat is None else is_flat
@@ -63,7 +68,9 @@ class GradientBuffer:
                 offset += p.numel()
         self._is_copied = all(flat.numel() * flat.element_size() <= _SMALL_BYTES for flat in self.flats)
         """Whether autograd makes gradients anew in every step; also for a worker alone, whose buffer has them."""
-        self.attach()
+        self._local: list[tuple[torch.nn.Parameter, torch.Tensor | None]] = []
+        if not keeps_local:
+            self.attach()
 
     @property
     def numel(self) -> int:
@@ -87,8 +94,11 @@ class GradientBuffer:
         that autograd made anew is moved here.
         """
         views, made_anew = [], []
+        self._local = []
         for p, view in self._views:
             grad = p.grad
+            if self.keeps_local:
+                self._local.append((p, view.clone() if grad is view else grad))
             if grad is view:
                 continue
             if grad is None:
@@ -99,3 +109,38 @@ class GradientBuffer:
             p.grad = view
         if views:
             torch._foreach_copy_(views, made_anew)
+
+    def in_memory_order(self) -> list[torch.nn.Parameter]:
+        """The parameters as `present` has them; none for a worker alone."""
+        return [p for p, _ in self._views]
+
+    @property
+    def present(self) -> list[bool]:
+        """Which parameters had a gradient when `attach` was called; needs `keeps_local`."""
+        return [grad is not None for _, grad in self._local]
+
+    def restore_local(self) -> None:
+        """Undo `attach`: the exchange has failed, and may have left anything in the buffer."""
+        for p, grad in self._local:
+            p.grad = grad
+        self._local = []
+
+    def release_local(self, present: list[bool], collective: Collective | None = None) -> None:
+        """The gradients are combined. Parameters that are not `present` on any worker have none, as in one process.
+
+        Those whose gradients are sparse get sparse ones again, with the rows of all workers of the `collective`.
+        """
+        for (p, grad), is_present in zip(self._local, present, strict=True):
+            if not is_present:
+                p.grad = None
+            elif collective is not None and grad is not None and grad.is_sparse:
+                p.grad = _sparse(p.grad, grad.coalesce().indices()[0], collective)
+        self._local = []
+
+
+def _sparse(summed: torch.Tensor | None, rows: torch.Tensor, collective: Collective) -> torch.Tensor:
+    """The rows of `summed` that any worker has; each gives its own `rows`."""
+    assert summed is not None, "attached before it was summed"
+    gathered = [bytes_to_tensor(part).view(torch.int64) for part in collective.all_gather(as_memory(rows).tobytes())]
+    union = torch.unique(torch.cat(gathered))
+    return torch.sparse_coo_tensor(union.unsqueeze(0), summed[union], summed.shape, is_coalesced=True)

@@ -26,8 +26,8 @@ _PART_BYTES = 4 * 2**20
 def overlapped_allreduces(replica: Replica) -> dict[int, OverlappedAllReduce]:
     """By number, those of the flat buffers that are worth it."""
     collective, gradients = replica.collective, replica.gradients
-    if not isinstance(collective, SharedMemory):
-        return {}
+    if not isinstance(collective, SharedMemory) or gradients.keeps_local:
+        return {}  # the sums of an own loop's gradients begin after backward
     found = {}
     for number, (flat, members) in enumerate(zip(gradients.flats, gradients.members, strict=True)):
         places = [gradients.places[p] for p in members]

@@ -155,6 +155,8 @@ class WorkerFailure(_Event, frozen=True, kw_only=True, tag="worker_failure"):
     """Number of workers left."""
     is_replaced: bool
     detail: str = ""
+    restarts_all: bool = False
+    """Whether all workers restart, because their script trains with torch.distributed itself."""
 
 
 class Recovered(_Event, frozen=True, kw_only=True, tag="recovered"):
@@ -173,6 +175,18 @@ class Recovered(_Event, frozen=True, kw_only=True, tag="recovered"):
     """Time from detecting the change of members to this event."""
     state_bytes: int = 0
     """Bytes of live state sent between workers."""
+
+
+class GroupTrains(_Event, frozen=True, kw_only=True, tag="group_trains"):
+    """The workers' script has created a process group of torch.distributed of its own, and trains with it.
+
+    Syncline then knows nothing of its steps, samples and checkpoints.
+    """
+
+    members: list[int]
+    """The worker ids of the members, in the order of their ranks."""
+    restarts: int = 0
+    """How often the script has been started again in this session."""
 
 
 class WorkerSlow(_Event, frozen=True, kw_only=True, tag="worker_slow"):
@@ -214,6 +228,8 @@ class Summary(_Event, frozen=True, kw_only=True, tag="summary"):
     workers: int
     run_dir: str
     stopped_early: bool = False
+    has_steps: bool = True
+    """False for a script that trains with torch.distributed itself, whose steps Syncline does not see."""
     peak_memory_bytes: dict[int, int] = {}
     """Peak memory of each worker while training, by worker id."""
 
@@ -221,7 +237,7 @@ class Summary(_Event, frozen=True, kw_only=True, tag="summary"):
 Event = (
     RunStarted | WorkerReady | Progress | ExchangeStats | TournamentMatch | StrategySwitched | Evaluated
     | MetricsLogged | CheckpointSaved | InfoMessage | WarningMessage | WorkerOutput | WorkerFailure | Recovered
-    | WorkerSlow | FatalFailure | RunEnded | Summary
+    | GroupTrains | WorkerSlow | FatalFailure | RunEnded | Summary
 )  # fmt: skip
 
 _LAST_TIME = 1e11  # the year 5138

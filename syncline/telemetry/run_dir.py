@@ -22,7 +22,7 @@ import msgspec
 from syncline.config import owned_files
 from syncline.data.append_file import AppendFile
 from syncline.errors import ConfigError
-from syncline.telemetry.events import Event, from_dict, is_plausible, to_line
+from syncline.telemetry.events import Event, GroupTrains, from_dict, is_plausible, to_line
 
 _SEAL = "sha256"
 """The key of the checksum in plan.json."""
@@ -144,6 +144,10 @@ class RunDir:
                 if not line.endswith(b"\n"):
                     return  # still being written, or cut off by a crash
                 yield from read_lines([line])
+
+    def has_own_group(self) -> bool:
+        """Whether this is the run of a script that trains with torch.distributed itself."""
+        return any(isinstance(event, GroupTrains) for event in self.read_events())
 
     def _files(self) -> list[Path]:
         """What a driver reads, appends to or replaces."""

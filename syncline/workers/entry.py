@@ -38,6 +38,7 @@ from syncline.workers.link import Link
 from syncline.workers.loop import train
 from syncline.workers.session import Session
 from syncline.workers.stepper import Stepper
+from syncline.workers.torchrun import TorchrunScript
 from syncline.workers.train_state import load_model
 
 __all__ = ["load_trained_model", "parameter_shapes", "run_worker"]
@@ -55,6 +56,7 @@ def run_worker(spec: LaunchSpec) -> int:
         faulthandler.enable(all_threads=False)  # a crash in native code logs the Python stack
         # The driver handles Ctrl-C. SIGTERM means: save and stop at the next step.
         signal.signal(signal.SIGINT, signal.SIG_IGN)
+        signal.signal(signal.SIGHUP, signal.SIG_IGN)  # the run continues when its terminal is closed
         signal.signal(signal.SIGTERM, lambda *_: link.on_terminate())
         signal.signal(PEER_FAILED, lambda *_: link.on_peer_failed())
         lock_as_worker(Path(link.files.run_dir))
@@ -67,7 +69,7 @@ def run_worker(spec: LaunchSpec) -> int:
         session = Session.connected(link)
         what = task_file.read(Path(link.files.task_path))
         stopped_early, summary = _run_script(what, session) if isinstance(what, Script) else _run_task(what, session)
-        link.send(Finished(link.worker_id, stopped_early, summary))
+        link.send(Finished(link.worker_id, stopped_early, summary, link.life))
         return 0
     except BaseException as error:
         step, samples = session.in_flight if session else (0, None)
@@ -75,7 +77,7 @@ def run_worker(spec: LaunchSpec) -> int:
         if session is not None:
             session.collective.abort()  # so that no other worker waits for this one
             session.checkpoints.finish_writing()
-        is_first_step = session is None or not session.recorder.last_step
+        is_first_step = session is None or not (session.recorder.last_step or session.has_own_group)
         link.send(
             describe_failure(
                 error, worker_id=link.worker_id, life=link.life, step=step, samples=shown, is_first_step=is_first_step
@@ -118,17 +120,25 @@ def _run_script(script: Script, session: Session) -> tuple[bool, dict[str, Any]]
     sys.argv = [script.path, *script.arguments]
     sys.path.insert(0, str(Path(script.path).parent))
     worker: own_loop.Worker | None = None
-    while session.join_view():
+    assert session.link is not None, "the coordinator has started this worker"
+    if session.link.welcome.restarts_together and not session.join_view():
+        return False, {}  # this worker is no longer a member
+    while True:
         worker = own_loop.connect(session, worker)
+        distributed = TorchrunScript(session, session.link)
         try:
-            stopped_early = _execute(script, session)
-            worker.end_loop()
-            peak_memory = worker.stepper.finish(stopped_early=stopped_early)
-        except (PeerFailed, own_loop.LoopRestarted):
-            continue  # the restarted script continues from where the workers are, as in a resumed run
+            stopped_early = distributed.run(lambda: _execute(script, session))
+            if distributed.has_group:
+                session.close()
+                return stopped_early, distributed.summary()
+            peak_memory = own_loop.finish(worker, stopped_early=stopped_early)
+        except own_loop.LoopRestarted:
+            continue  # from the last checkpoint, as in a resumed run
+        except own_loop.LoopLeft:
+            return False, {}  # this worker is no longer a member
         session.close()
-        return stopped_early, _summary(worker.stepper, worker.metrics, peak_memory)
-    return False, {}
+        stepper, steps = own_loop.progress_of(worker)
+        return stopped_early, {**_summary(stepper, own_loop.metrics_of(worker), peak_memory), "steps": steps}
 
 
 def _summary(stepper: Stepper, metrics: dict[str, float], peak_memory: dict[str, int]) -> dict[str, Any]:
@@ -150,7 +160,7 @@ def _execute(script: Script, session: Session) -> bool:
     printed = own_loop.Printed()
     try:
         runpy.run_path(script.path, run_name="__main__")
-    except own_loop.LoopRestarted:
+    except (own_loop.LoopRestarted, own_loop.LoopLeft):
         raise
     except own_loop.LoopStopped:
         return True
@@ -158,7 +168,7 @@ def _execute(script: Script, session: Session) -> bool:
         if leaving.code == 2 and not session.recorder.last_step:
             raise own_loop.refused_arguments(printed) from None
         if leaving.code not in (None, 0):
-            raise RuntimeError(f"The script ended with exit code {leaving.code}.") from None
+            raise own_loop.script_failed(leaving.code) from None
     return False
 
 

@@ -14,6 +14,7 @@ import queue
 import select
 import threading
 import time
+from collections.abc import Callable
 
 from syncline.comms.collective import Collective
 from syncline.comms.control import (
@@ -55,6 +56,8 @@ class Link:
         self.host = spec.host
         """The address at which the others reach this process."""
         self.stop_requested = False
+        self.on_stop: Callable[[str], None] | None = None
+        """Called when the run stops or has failed, with the name of the signal that asked for it, if any."""
         self.orphan_patience_s = math.inf
         """How long the loop may wait for other workers when the driver is gone; then one of them must have failed."""
         self.is_released = False
@@ -211,6 +214,7 @@ class Link:
     def _take(self, message: ToWorker | None) -> None:
         if isinstance(message, Stop):
             self.stop_requested = True
+            self._notify(message.signal)
         elif isinstance(message, StoreAddress):
             self._stores.put(message)
         elif isinstance(message, ServerAddresses):
@@ -221,6 +225,12 @@ class Link:
             self.is_released = True
         elif isinstance(message, (Abort, NewView)):
             self._change_view(message.view if isinstance(message, NewView) else None)
+            if isinstance(message, Abort):
+                self._notify("")
+
+    def _notify(self, signal_name: str) -> None:
+        if self.on_stop is not None:
+            self.on_stop(signal_name)
 
     def _change_view(self, view: ViewOf | None, *, is_failed: bool = True) -> None:
         """Record a new View, or None if there will be none, and abort the waits of the previous View.

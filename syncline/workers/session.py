@@ -78,8 +78,13 @@ class Session:
         """The step in progress and the indices of its samples, for failure reports."""
         self.save_alone: Callable[[], None] | None = None
         """Saves what this worker holds without the others, if that is complete; set by the `Stepper`."""
+        self.launch_variables: list[str] = []
+        """The environment variables that only a script for torchrun needs."""
+        self.has_own_group = False
+        """Whether the script has created a process group of torch.distributed of its own."""
         self._has_been_member = self._is_leaving = False
-        self._link = link
+        self.link = link
+        """The connection to the coordinator, if there is one."""
         author = f"{link.welcome.session}.{worker_id}.{link.life}" if link is not None else ""
         self.ledger_lines = RecentLines(author)
         self._servers: ParameterServers | None = None
@@ -103,7 +108,7 @@ class Session:
         Also False if the driver is gone and a worker failed; then this worker has saved what it holds, if it can.
         Raises `PeerFailed` if the run has failed, or if no View arrives in time.
         """
-        link = self._link
+        link = self.link
         if link is None:
             return True
         self.interrupted_at = time.monotonic()
@@ -165,12 +170,12 @@ class Session:
 
         Asynchronous workers do not wait for each other, so they would not notice otherwise.
         """
-        if self._link is not None and self._link.is_outdated(self.view):
+        if self.link is not None and self.link.is_outdated(self.view):
             raise PeerFailed("The membership has changed: a worker failed, joined or left.")
 
-    def seed_step(self, step: int) -> None:
-        """Make all randomness in a step a function of (seed, step, rank) alone."""
-        seed = step_seed(self.plan.seed, step, self.rank)
+    def seed_step(self, step: int, rank: int) -> None:
+        """Make all randomness in a step a function of (seed, step, rank) alone; `rank` is that of the share."""
+        seed = step_seed(self.plan.seed, step, rank)
         torch.default_generator.manual_seed(seed)
         if self.device.type == "cuda":
             torch.cuda.manual_seed(seed)
@@ -179,28 +184,28 @@ class Session:
 
     def stop_requested(self) -> bool:
         """Whether the user or the engine has asked the run to stop."""
-        return self._link is not None and self._link.stop_requested
+        return self.link is not None and self.link.stop_requested
 
     def save_requested(self) -> bool:
         return self.checkpoints.is_due()
 
     def call_meeting(self, number: int) -> None:
         """Send the call for meeting `number` to all workers."""
-        if self._link is not None:
-            self._link.send(MeetingCall(self.worker_id, self.view, number))
+        if self.link is not None:
+            self.link.send(MeetingCall(self.worker_id, self.view, number))
 
     def meeting_called(self, number: int) -> bool:
         """Whether any worker has called meeting `number`; a worker without a coordinator meets at once."""
-        return self._link is None or self._link.last_meeting >= (self.view, number)
+        return self.link is None or self.link.last_meeting >= (self.view, number)
 
     def expect_long_waits(self) -> None:
         """From now on a wait for the others says nothing: one of them writes the last checkpoint."""
-        if self._link is not None:
-            self._link.orphan_patience_s = math.inf
+        if self.link is not None:
+            self.link.orphan_patience_s = math.inf
 
     def add_to_ledger(self, line: Line) -> None:
-        if self._link is not None:
-            self._link.send(LedgerLine(self.worker_id, self.ledger_lines.add(line, time.monotonic())))
+        if self.link is not None:
+            self.link.send(LedgerLine(self.worker_id, self.ledger_lines.add(line, time.monotonic())))
 
     def warn(self, message: str) -> None:
         """Show a warning to the user, once for all workers."""
@@ -213,9 +218,9 @@ class Session:
 
     def open_servers(self) -> ParameterServers:
         """The connection to the parameter servers, which all strategies of a run share."""
-        assert self._link is not None, "a script under plain python has a plan without servers"
+        assert self.link is not None, "a script under plain python has a plan without servers"
         if self._servers is None:
-            self._servers = open_servers(self.plan, self._link, self.view, self.rank)
+            self._servers = open_servers(self.plan, self.link, self.view, self.rank)
             self.until_view_ends.callback(self._close_servers)
         return self._servers
 
@@ -227,10 +232,10 @@ class Session:
 
     def fall_back_to_process_group(self, reason: str) -> None:
         """Use torch.distributed instead of shared memory; all members call this together."""
-        assert self._link is not None, "only shared memory runs out, and a worker without a coordinator has none"
+        assert self.link is not None, "only shared memory runs out, and a worker without a coordinator has none"
         self.warn(f"Too little shared memory ({reason}): exchanging through torch.distributed, which is slower.")
-        self.collective = open_process_group(self.plan, self._link, self.view, self.rank)
-        self._link.guard(self.collective, self.view)
+        self.collective = open_process_group(self.plan, self.link, self.view, self.rank)
+        self.link.guard(self.collective, self.view)
 
     def gather_peak_memory(self) -> dict[str, int]:
         """The peak memory of every member in bytes, by worker_id; all members call this together."""

@@ -3,7 +3,8 @@
     enter_view    once per View: synchronize state, tune, build replica and exchange
     begin_step    check membership, run the fault hook, seed, let the strategy prepare the forward pass
     (the loop)    forward and backward on this worker's share
-    update        exchange, clip, update, advance the position, record
+    update        exchange, clip, update, advance the position, record; a user's own loop may do its two halves
+                  separately (`combine`, `complete`), and for several optimizers
     end_step      save a checkpoint or stop, if all workers agreed on it in `update`
     finish        save the last checkpoint and complete the ledger
 
@@ -14,17 +15,19 @@ Here: `Stepper`, which puts these in order. Not here: what they do (`state_sync.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import Literal
 
 import numpy as np
 
-from syncline.data.assignment import total
+from syncline.data.assignment import Position, total
 from syncline.data.order import SampleOrder, Share
 from syncline.strategies.exchange import Exchange, Replica
 from syncline.telemetry.events import Recovered
 from syncline.workers.data_progress import DataProgress
-from syncline.workers.replica import build_replica
+from syncline.workers.replica import OwnLoop, build_replicas, group_of
+from syncline.workers.rounds import LoopRound
 from syncline.workers.session import Session
 from syncline.workers.state_sync import StateSync, Synced
 from syncline.workers.step_hook import step_hook
@@ -43,7 +46,8 @@ class Stepper:
     schedule there.
     """
 
-    replica: Replica
+    replicas: list[Replica]
+    """One for each optimizer; the built-in loop has one."""
     exchange: Exchange
     state: TrainState
 
@@ -54,15 +58,21 @@ class Stepper:
         *,
         epochs: int | None,
         after_update: AfterUpdate | None = None,
+        round: LoopRound | None = None,
     ) -> None:
+        """`round` is that of a user's own loop."""
         self.session = session
         self.progress = DataProgress(session, order, epochs=epochs)
-        self._sync = StateSync(session, self.progress)
+        self._sync, self._round = StateSync(session, self.progress, round), round
         self._after_update = after_update
         self._step_hook = step_hook()
         self._outcome: Outcome | None = None  # of the last step, until `end_step`
         self._recovery: Callable[[int], Recovered] | None = None  # what to report after the first step of this View
         session.save_alone = self.save_alone
+
+    @property
+    def replica(self) -> Replica:
+        return self.replicas[0]
 
     @property
     def can_be_interrupted(self) -> bool:
@@ -76,6 +86,7 @@ class Stepper:
         clip_norm: float | None = None,
         score: Callable[[], tuple[float, float]] | None = None,
         tune: Callable[[], None] | None = None,
+        own_loop: OwnLoop | None = None,
     ) -> None:
         """Get ready to train `state` with the members of the View that the session has joined; they do so together.
 
@@ -89,9 +100,9 @@ class Stepper:
         synced = self._sync.synchronize(state)
         if tune is not None:
             tune()
-        start = progress.start
+        start = progress.position
         self.state = state
-        self.replica, self.exchange = build_replica(
+        built = build_replicas(
             session,
             state,
             synced.private,
@@ -99,53 +110,111 @@ class Stepper:
             steps_per_epoch=progress.order.steps_per_epoch,
             clip_norm=clip_norm,
             score=score,
+            own_loop=own_loop,
+            is_settled=synced.is_inherited,
         )
+        self.replicas, self.exchange = [replica for replica, _ in built], group_of(built)
         if self._sync.is_first:
             session.peak_memory.reset()  # start-up does not count
         self._sync.hold(state, self.exchange)
-        self._update = Updater(self.replica, self.exchange, session.recorder, requests=session, clip_norm=clip_norm)
-        self._outcome = None
-        progress.open_view(from_checkpoint=synced.from_checkpoint)
+        self._updaters = [Updater(*b, session.recorder, requests=session, clip_norm=clip_norm) for b in built]
+        if not synced.is_inherited:
+            self._outcome = None
+            progress.open_view(from_checkpoint=synced.from_checkpoint)
         session.in_flight = (start.step, _NO_SAMPLES)
         self._recovery = self._recovery_report(synced, step_before) if session.view > 1 else None
 
-    def begin_step(self, share: Share) -> None:
-        """Everything that comes before the forward pass on `share`."""
-        session = self.session
+    def begin_step(self, share: Share, *, continues: bool = False) -> None:
+        """Everything that comes before the forward pass on `share`.
+
+        Raises `PeerFailed` if the membership has changed, unless the step `continues`: its gradients are accumulated
+        over several batches, of which this is not the first.
+        """
+        session, step = self.session, share.position.step
         session.recorder.mark("data")
-        self.check_membership()
-        step = share.position.step
+        self.check_membership(step, continues=continues)
         session.in_flight = (step, share.indices)
-        session.seed_step(step)
+        rank = self.progress.rank
+        session.seed_step(step, session.rank if rank is None else rank)
         session.recorder.waits = False
         self.exchange.before_forward()
-        self.state.begin_step(may_fail=self.can_be_interrupted)
+        if not continues:
+            self.state.begin_step(may_fail=self.can_be_interrupted)
 
-    def check_membership(self) -> None:
-        """Raise `PeerFailed` if the membership has changed; run the fault hook."""
+    def check_membership(self, step: int, *, continues: bool = False) -> None:
+        """Raise `PeerFailed` if the membership has changed, unless the step continues; run the fault hook."""
         session = self.session
-        session.check_membership()
+        if not continues:
+            session.check_membership()
         if self._step_hook is not None and session.run_dir is not None:
-            self._step_hook.at_step(session.worker_id, self.progress.position.step, session.run_dir.path)
+            self._step_hook.at_step(session.worker_id, step, session.run_dir.path)
 
     def update(self, share: Share, loss: float | None = None, correct: float | None = None) -> Outcome:
         """Everything from the exchange to the record of the step; `loss` and `correct` are this worker's means."""
-        session, after = self.session, share.after
-        is_together = after.cursor == 0 or self.progress.is_complete(after)
-        outcome = self._update(share.weight, loss, correct, step=after.step, is_together=is_together)
-        self.state.end_step()
-        self.progress.advance(share)
-        session.in_flight = (after.step, _NO_SAMPLES)  # the samples of the next step are not known yet
-        if self._after_update is not None:
-            self._after_update(share, outcome, loss)
-        if self._recovery is not None:
-            self._report_recovery(self._recovery(after.step))
-        session.recorder.step(after, len(share.indices), share.batch, outcome.loss, outcome.correct, self.state.lr)
-        self._outcome = outcome
+        after = share.after
+        is_together = self._is_together(after)
+        outcome = self._updaters[0](share.weight, loss, correct, step=after.step, is_together=is_together)
+        self._commit([share], outcome, loss)
         return outcome
+
+    def combine(self, number: int, weight: float, *, loss: float | None = None, mark: int | None = None) -> bool:
+        """The first half of an update of optimizer `number`; False if `mark` is not the same on all workers."""
+        return self._updaters[number].combine(weight, loss, mark=mark)
+
+    def complete(
+        self, number: int, weight: float, shares: Sequence[Share], *, update: Callable[[], None] | None = None
+    ) -> Outcome:
+        """The second half. `shares` are the batches that it commits; `update` replaces the exchange's own."""
+        after = shares[-1].after if shares else self.progress.position
+        is_together = bool(shares) and self._is_together(after)
+        outcome = self._updaters[number].apply(weight, step=after.step, is_together=is_together, update=update)
+        before = self._outcome
+        self._commit(shares, outcome._replace(correct=None), None)
+        if before is not None:  # of another optimizer in the same step
+            self._outcome = outcome._replace(stop=outcome.stop or before.stop, save=outcome.save or before.save)
+        return outcome
+
+    def skip(self, shares: Sequence[Share]) -> None:
+        """The user's loop has taken these batches, and made no update with them."""
+        for share in shares:
+            self.progress.advance(share, is_skipped=True)
+
+    def pass_over(self, shares: Sequence[Share], *, is_used: bool) -> None:
+        """Other workers have made the update of these batches; `is_used`: with this worker's gradients in it."""
+        for share in shares:
+            if is_used:
+                self.progress.advance(share)
+            else:
+                self.progress.pass_over(share)
+
+    def _is_together(self, after: Position) -> bool:
+        return after.cursor == 0 or self.progress.is_complete(after)
+
+    def _commit(self, shares: Sequence[Share], outcome: Outcome, loss: float | None) -> None:
+        """The update is made: its samples count."""
+        session, recorder = self.session, self.session.recorder
+        self.state.end_step()
+        for share in shares:
+            self.progress.advance(share)
+        self.progress.has_exchanged = True
+        position = self.progress.position
+        session.in_flight = (position.step, _NO_SAMPLES)  # the samples of the next step are not known yet
+        if self._after_update is not None:
+            self._after_update(shares[-1], outcome, loss)
+        if self._recovery is not None:
+            self._report_recovery(self._recovery(position.step))
+        if shares:
+            samples, batch = sum(len(share.indices) for share in shares), sum(share.batch for share in shares)
+            after = shares[-1].after
+            if self._round is not None:
+                after = replace(after, step=self._round.steps + 1)  # not how many batches were taken
+            recorder.step(after, samples, batch, outcome.loss, outcome.correct, self.state.lr)
+        self._outcome = outcome
 
     def end_step(self) -> Literal["stopped", "complete"] | None:
         """Why the loop ends after the last step; None if it continues, with a checkpoint if all workers agreed to."""
+        if self.progress.has_exchanged:
+            self.progress.end_inheritance()
         outcome, self._outcome = self._outcome, None
         if outcome is None:
             return None
@@ -192,7 +261,8 @@ class Stepper:
 
     def end_loop(self) -> None:
         """Wait for the other workers' loops to end at the same step."""
-        self._update.meet(self.progress.position.step)
+        self.progress.end_inheritance()
+        self._updaters[0].meet(self.progress.position.step)
 
     def finish(self, *, stopped_early: bool) -> dict[str, int]:
         """Complete the run; all workers call this together. The peak memory of each, by worker_id."""

@@ -6,8 +6,9 @@ run is in its data (`data_progress.py`), and which worker's state counts (`state
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import NamedTuple
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from typing import Any, NamedTuple, Protocol
 
 import torch
 from torch import nn
@@ -18,12 +19,22 @@ from syncline.compute.tuning import Tuning
 from syncline.errors import ANOTHER_MODEL, CheckpointError
 
 
+class ScriptValues(Protocol):
+    """What a user's own script keeps besides its models, optimizers and schedulers."""
+
+    def state_dict(self) -> dict[str, Any]:
+        """Plain values and tensors, which a checkpoint can hold."""
+
+    def load_state_dict(self, state: dict[str, Any]) -> None: ...
+
+
 class Parts(NamedTuple):
     """A model with its optimizer and schedulers."""
 
     model: nn.Module
     optimizer: torch.optim.Optimizer
     schedulers: Sequence[LRScheduler] = ()
+    script: ScriptValues | None = None
 
 
 class TrainState:
@@ -36,7 +47,7 @@ class TrainState:
         self._initialize()
 
     def _initialize(self) -> None:
-        self.model, self.optimizer, self.schedulers = self._build()
+        self.model, self.optimizer, self.schedulers, self._script = self._build()
         self.metrics: dict[str, float] = {}
         self.epochs_closed = 0
         """The number of epochs whose end was handled: evaluation, schedule."""
@@ -75,6 +86,20 @@ class TrainState:
                 saved.restore()
         self._is_in_step = False
 
+    @contextmanager
+    def as_before_step(self) -> Iterator[None]:
+        """A context in which the buffers are as they were before the step in progress, if there is one."""
+        if not self._is_in_step:
+            yield
+            return
+        saved = self._saved_buffers or []
+        current = [buffer.swap() for buffer in saved]
+        try:
+            yield
+        finally:
+            for buffer, values in zip(saved, current, strict=True):
+                buffer.put_back(values)
+
     def state(self) -> TrainingState:
         return TrainingState(
             **self.progress().to_dict(), model=self.model.state_dict(), optimizer=self.optimizer.state_dict()
@@ -88,16 +113,27 @@ class TrainState:
             epochs_closed=self.epochs_closed,
             evaluated_at=self.evaluated_at,
             tuning=self.tuning.to_dict() if self.tuning is not None else None,
+            script=self._script.state_dict() if self._script is not None else None,
         )
 
     def load(self, state: TrainingState) -> None:
+        self._load_model_and_optimizer(state)
+        self.load_progress(state)
+
+    def load_tensors(self, state: TrainingState) -> None:
+        """Load model and optimizer only, and keep the settings of the parameter groups, such as learning rates."""
+        settings = [{k: v for k, v in group.items() if k != "params"} for group in self.optimizer.param_groups]
+        self._load_model_and_optimizer(state)
+        for group, own in zip(self.optimizer.param_groups, settings, strict=True):
+            group.update(own)
+
+    def _load_model_and_optimizer(self, state: TrainingState) -> None:
         self._is_untrained = False
         load_model(self.model, state.model)
         try:
             self.optimizer.load_state_dict(state.optimizer)
         except (ValueError, KeyError, TypeError) as error:
             raise _of_another_task(f"Its optimizer does not fit: {error}.") from error
-        self.load_progress(state)
 
     def load_progress(self, progress: TrainingProgress) -> None:
         self.load_schedule(progress)
@@ -105,6 +141,8 @@ class TrainState:
         self.epochs_closed, self.evaluated_at = progress.epochs_closed, progress.evaluated_at
         if progress.tuning is not None:
             self.tuning = Tuning.from_dict(progress.tuning)
+        if self._script is not None and progress.script is not None:
+            self._script.load_state_dict(progress.script)
 
     def load_schedule(self, progress: TrainingProgress) -> None:
         """Load the schedulers and learning rates only."""
@@ -168,6 +206,15 @@ class _SavedBuffer:
 
     def restore(self) -> None:
         self._flat.copy_(self._copy)
+
+    def swap(self) -> torch.Tensor:
+        """Restore; what was there before, for `put_back`."""
+        current = self._flat.clone()
+        self.restore()
+        return current
+
+    def put_back(self, values: torch.Tensor) -> None:
+        self._flat.copy_(values)
 
 
 def _bytes_of(flat: torch.Tensor) -> memoryview:

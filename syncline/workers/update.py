@@ -2,12 +2,14 @@
 
 Here: `Updater`. The values that all workers need after every step (the loss, requests to stop or save) are piggybacked
 on the gradients, so that all workers see the same numbers at the same step without a second exchange. Workers of an
-asynchronous strategy meet instead (`meeting.py`). Not here: the rest of the step (`stepper.py`).
+asynchronous strategy meet instead (`meeting.py`). Not here: the rest of the step (`stepper.py`), and what a mark stands
+for (`agreement.py`).
 """
 
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from typing import NamedTuple
 
 import torch
@@ -15,10 +17,11 @@ import torch
 from syncline.errors import ConfigError
 from syncline.strategies.exchange import Exchange, Replica
 from syncline.telemetry.recorder import Recorder
+from syncline.workers.agreement import is_unanimous
 from syncline.workers.meeting import Meeting, Requests
 
-PIGGYBACKED_COUNT = 4
-"""The number of piggybacked values: loss, fraction correct, request to stop, request to save."""
+PIGGYBACKED_COUNT = 7
+"""The number of piggybacked values: loss, fraction correct, one, mark, its square, request to stop, request to save."""
 
 
 class Outcome(NamedTuple):
@@ -52,6 +55,8 @@ class Updater:
         piggybacked = replica.gradients.piggybacked
         # On a CPU, NumPy writes a few numbers ten times faster than torch.
         self._piggybacked_in_numpy = piggybacked.numpy() if piggybacked.device.type == "cpu" else None
+        self._numbers = [0.0] * PIGGYBACKED_COUNT
+        self._has_agreed = False
 
     def __call__(
         self,
@@ -67,40 +72,65 @@ class Updater:
         `step` is the number of steps including this one; `is_together` says that all workers do something together
         after it. A loss that is not finite leaves model and optimizer unchanged.
         """
-        gradients, piggybacked, requests = self._replica.gradients, self._replica.gradients.piggybacked, self._requests
+        self.combine(weight, loss, correct)
+        outcome = self.apply(weight, step=step, is_together=is_together)
+        return outcome._replace(
+            loss=outcome.loss if loss is not None else None, correct=outcome.correct if correct is not None else None
+        )
+
+    def combine(
+        self, weight: float, loss: float | None = None, correct: float | None = None, *, mark: int | None = None
+    ) -> bool:
+        """The first half: combine the gradients, if the strategy does so before the update.
+
+        `mark` is a small number that must be the same on all workers; False if it is not.
+        """
+        gradients, requests = self._replica.gradients, self._requests
         gradients.attach()
-        numbers = [loss or 0.0, correct or 0.0, float(requests.stop_requested()), float(requests.save_requested())]
-        self._write_piggybacked(numbers)
+        number = float(mark or 0)
+        self._numbers = [
+            loss or 0.0,
+            correct or 0.0,
+            1.0,
+            number,
+            number * number,
+            float(requests.stop_requested()),
+            float(requests.save_requested()),
+        ]
+        self._write_piggybacked(self._numbers)
         self._recorder.waits = True
-        has_agreed = self._exchange.before_update(weight)
-        is_finite = math.isfinite(float(piggybacked[0]) if has_agreed else numbers[0])
+        self._has_agreed = self._exchange.before_update(weight)
         self._recorder.mark("exchange")
         self._recorder.waits = False
+        if mark is None or not self._has_agreed:
+            return True
+        one, total, squares = gradients.piggybacked[2:5].tolist()
+        return is_unanimous(one, total, squares)
 
+    def apply(
+        self, weight: float, *, step: int, is_together: bool = False, update: Callable[[], None] | None = None
+    ) -> Outcome:
+        """The second half: clip and update, by `update` instead of the exchange if given."""
+        piggybacked = self._replica.gradients.piggybacked
+        is_finite = math.isfinite(float(piggybacked[0]) if self._has_agreed else self._numbers[0])
         if is_finite:
             if self._clip_norm is not None:
-                torch.nn.utils.clip_grad_norm_(gradients.parameters, self._clip_norm)
-            self._exchange.update()
+                torch.nn.utils.clip_grad_norm_(self._replica.gradients.parameters, self._clip_norm)
+            (update or self._exchange.update)()
         self._recorder.mark("update")
 
         is_asynchronous = self._exchange.is_asynchronous
         self._recorder.waits = True
-        if self._exchange.after_update(weight):
-            has_agreed = True
-        total_loss, total_correct, stop, save = piggybacked.tolist() if has_agreed else (*numbers[:2], 0.0, 0.0)
+        has_agreed = self._exchange.after_update(weight) or self._has_agreed
+        values = piggybacked.tolist() if has_agreed else [*self._numbers[:5], 0.0, 0.0]
+        stop, save = values[5:]
         if is_asynchronous:
             must = is_together or self._exchange.must_meet(step)
             agreed = self._meeting.after_step(step, must=must, may_continue=self._exchange.may_continue)
             stop, save = (agreed.stop, agreed.save) if agreed else (0.0, 0.0)
         self._recorder.mark("exchange")
         self._recorder.waits = False
-        return Outcome(
-            loss=total_loss if loss is not None else None,
-            correct=total_correct if correct is not None else None,
-            is_finite=is_finite,
-            stop=stop > 0,
-            save=save > 0,
-        )
+        return Outcome(loss=values[0], correct=values[1], is_finite=is_finite, stop=stop > 0, save=save > 0)
 
     def meet(self, step: int) -> None:
         """Meet the other workers outside of a step: this worker's loop has ended after `step` steps."""

@@ -8,6 +8,7 @@ import signal
 import subprocess
 import sys
 import threading
+import time
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -151,6 +152,32 @@ def my_rank() -> int:
     """Called in a worker: its rank, from the log it writes to."""
     target = os.readlink("/proc/self/fd/1")
     return int(Path(target).stem.removeprefix("worker-"))
+
+
+def worker_process(run_dir: Path, worker_id: int) -> int:
+    """The process that writes this worker's log, and whose parent, unlike a loader process's, does not."""
+    log = str((run_dir / "logs" / f"worker-{worker_id}.log").resolve())
+    writers = {pid for pid in map(int, filter(str.isdigit, os.listdir("/proc"))) if _written_by(pid) == log}
+    (worker,) = [pid for pid in writers if parent(pid) not in writers]
+    return worker
+
+
+def _written_by(pid: int) -> str:
+    """The file that is this process's standard output."""
+    try:
+        return os.readlink(f"/proc/{pid}/fd/1")
+    except OSError:
+        return ""  # gone, or not ours
+
+
+def parent(pid: int) -> int:
+    return int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[1])
+
+
+def stop(pid: int) -> float:
+    """Stop a process; when that was."""
+    os.kill(pid, signal.SIGSTOP)
+    return time.time()
 
 
 def final_state(run_dir: Path) -> dict[str, Any]:

@@ -140,7 +140,8 @@ def test_when_an_agent_is_killed_or_stopped_the_run_continues_on_one_that_stands
         assert "node agent" in lost[0].cause
         assert lost[0].time - since < 3.0
         assert keepers[0].wait(5) == -signal.SIGKILL, "a stopped one was killed, and its workers with it"
-        assert [len(e.members) for e in back] == [1, 2], "without it, and then with the one in its place"
+        # Without it at first, unless the one in its place was there before the other worker had noticed.
+        assert [len(e.members) for e in back] in ([1, 2], [2])
         assert is_clean(tmp_path)
 
 

@@ -424,7 +424,7 @@ def workers_of(run_dir: Path) -> list[str]:
 
 def damage(checkpoint: Path) -> None:
     data = bytearray(checkpoint.read_bytes())
-    data[len(data) // 2] ^= 255
+    data[len(data) // 2] = (data[len(data) // 2] + 1) % 256  # damaged twice, it is still damaged
     checkpoint.write_bytes(data)
 
 

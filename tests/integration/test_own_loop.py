@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import difflib
+import json
+import re
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 import torch
+from own_loop_scripts import HEAD, LOSS_WEIGHT, NET, SAME_RESULT, SGD, UNFROZEN
 from real_runs import ROOT, environment, final_state, relative_difference, same_bits
 from real_runs import syncline as command
 
@@ -164,13 +167,200 @@ def test_arguments_after_the_dashes_reach_the_script_and_what_it_prints_is_shown
 @pytest.mark.parametrize(
     ("change", "words"),
     [
-        (("batch_size=10, shuffle=True", "batch_size=10, drop_last=True"), "remove drop_last"),
         (("worker.prepare(model, optimizer, loader)", "(model, optimizer, loader)"), "without calling worker.prepare"),
-        (("worker.prepare(model, optimizer, loader)", "worker.prepare(model, loader)"), "exactly one optimizer"),
+        (
+            ("optimizer, batches = worker.prepare(model, optimizer, ", "batches = worker.prepare(model, "),
+            "no optimizer",
+        ),
+        (("loss_fn(model(x), y)", "torch.nn.CrossEntropyLoss(reduction='sum')(model(x), y)"), "loss='sum'"),
+        (("for x, y in batches", "for x, y in loader"), "Iterate over the loader that prepare returned"),
     ],
 )
-def test_a_loop_that_cannot_work_is_told_what_to_change(loop, change, words):
-    loop.write_text(PREPARED.replace(*change))
+def test_a_loop_that_cannot_work_is_refused_with_what_to_change(loop, change, words):
+    loop.write_text(
+        PREPARED.replace(*change).replace("model, optimizer, batches = (model", "model, _, batches = (model")
+    )
     done = command("run", str(loop), cwd=loop.parent)
     assert done.code == 1
     assert words in done.err
+
+
+@pytest.mark.parametrize("name", list(SAME_RESULT))
+def test_a_loop_trains_the_same_with_one_worker_and_with_three(tmp_path, name):
+    (tmp_path / "loop.py").write_text(SAME_RESULT[name])
+    found = []
+    for workers in (1, 3):
+        done = command("run", "loop.py", "--workers", str(workers), "--name", f"with-{workers}", cwd=tmp_path)
+        assert done.code == 0, done.err
+        found.append(final_state(tmp_path / "runs" / f"with-{workers}")["model"])
+    assert relative_difference(*found) < (1e-4 if name == "LBFGS" else 1e-5)
+    audits = [command("audit", f"runs/with-{workers}", cwd=tmp_path) for workers in (1, 3)]
+    assert audits[0].out == audits[1].out
+    assert audits[0].code == audits[1].code == (1 if name == "no batches" else 0)
+
+
+def test_the_result_of_a_plain_script_is_that_of_torch_alone(tmp_path):
+    """Frozen parameters that are trained later, and ones that are in no model, as one process does without Syncline."""
+    for name, script in (("unfrozen", UNFROZEN), ("outside", LOSS_WEIGHT)):
+        saving = "\nif worker.is_main:\n    torch.save(list(model.parameters()), 'with.pt')\n"
+        (tmp_path / "loop.py").write_text(script + saving)
+        done = command("run", "loop.py", "--workers", "2", "--name", name, cwd=tmp_path)
+        assert done.code == 0, done.err
+        alone = script.replace("model, optimizer, batches = worker.prepare(model, optimizer, loader)", ORDERED)
+        (tmp_path / "alone.py").write_text(alone + saving.replace("with.pt", "alone.pt"))
+        subprocess.run([sys.executable, "alone.py"], cwd=tmp_path, env=environment(), check=True, timeout=60)
+        ours, theirs = (torch.load(tmp_path / f, weights_only=False) for f in ("with.pt", "alone.pt"))
+        for a, b in zip(ours, theirs, strict=True):
+            torch.testing.assert_close(a, b)
+
+
+ORDERED = """
+from syncline.data.order import permutation
+class InOrder:
+    epoch = 0
+    def __iter__(self):
+        order = permutation(0, InOrder.epoch, 103).tolist()
+        InOrder.epoch += 1
+        return iter([order[i : i + 10] for i in range(0, 103, 10)])
+batches = DataLoader(data, batch_sampler=InOrder())
+"""
+"""The batches of a run, served to a script that prepares nothing."""
+
+
+def test_the_original_optimizer_steps_with_the_others_too(tmp_path, loop):
+    """A script that ignores what `prepare` returned for its optimizer used to train each worker alone."""
+    whole = run(loop, "whole", "--workers", "2")
+    changed = PREPARED.replace("model, optimizer, batches = worker", "_, _, batches = worker")
+    loop.write_text(changed)
+    assert same_bits(whole["model"], run(loop, "ignored", "--workers", "2")["model"])
+
+
+@pytest.mark.parametrize(
+    "skip",
+    [
+        "        if worker.rank == 1 and epoch == 1: continue\n",
+        "        if worker.rank == 1 and epoch == 1: break\n",
+        "        if worker.rank == 1 and epoch == 2: break\n",
+    ],
+    ids=["continue", "break", "end"],
+)
+def test_a_step_that_only_one_worker_skips_ends_the_run_with_the_worker_and_the_step(loop, skip):
+    loop.write_text(PREPARED.replace("        optimizer.zero_grad()\n", f"{skip}        optimizer.zero_grad()\n"))
+    done = command("run", str(loop), "--workers", "2", cwd=loop.parent)
+    assert done.code == 1
+    assert re.search(r"out of step: (worker \d is in step \d+|rank \d combines)", done.err), done.err
+    assert "worker.any(" in done.err
+
+
+def test_models_that_differ_between_workers_are_noticed_within_a_few_steps(loop):
+    spoiled = "        if worker.rank == 1 and epoch == 1:\n            model[0].weight.data.mul_(1.01)\n"
+    loop.write_text(PREPARED.replace("        optimizer.zero_grad()\n", f"{spoiled}        optimizer.zero_grad()\n"))
+    done = command("run", str(loop), "--workers", "2", cwd=loop.parent)
+    assert done.code == 1
+    assert re.search(r"worker 0 and worker 1 differ at step (1\d|2\d)", done.err), done.err
+
+
+def test_numbers_of_all_workers_are_combined_and_evaluation_is_divided_exactly(tmp_path):
+    script = (
+        HEAD
+        + NET
+        + SGD
+        + """
+import json, pathlib
+loader, tests = DataLoader(data, batch_size=10, shuffle=True), DataLoader(data, batch_size=25)
+model, optimizer, batches, tests = worker.prepare(model, optimizer, loader, tests)
+losses = []
+for x, y in batches:
+    optimizer.zero_grad()
+    loss = F.cross_entropy(model(x), y)
+    loss.backward()
+    optimizer.step()
+    losses.append(worker.mean(loss.item()))
+model.eval()
+seen = torch.zeros(0)
+with torch.no_grad():
+    for x, y in tests:
+        seen = torch.cat([seen, x[:, 0]])
+        both = worker.gather(x[:, 0])
+everything = worker.gather(seen)
+facts = {
+    "losses": losses, "own": len(seen), "all": sorted(everything.tolist()) == sorted(inputs[:, 0].tolist()),
+    "last": both.tolist() == inputs[75:103, 0].tolist() or both.tolist() == inputs[100:103, 0].tolist(),
+    "mean": worker.mean(seen.mean().item()), "sum": worker.sum(len(seen)), "any": worker.any(worker.rank == 1),
+}
+worker.print("once", worker.size)
+pathlib.Path(f"facts-{worker.size}-{worker.rank}.json").write_text(json.dumps(facts))
+"""
+    )
+    (tmp_path / "loop.py").write_text(script)
+    for workers in (1, 3):
+        done = command("run", "loop.py", "--workers", str(workers), "--name", f"with-{workers}", cwd=tmp_path)
+        assert done.code == 0, done.err
+        assert done.out.count(f"once {workers}") == 1
+    (alone,) = (json.loads(p.read_text()) for p in tmp_path.glob("facts-1-*.json"))
+    of_three = [json.loads((tmp_path / f"facts-3-{rank}.json").read_text()) for rank in range(3)]
+    assert [facts["own"] for facts in of_three] != [103] * 3
+    for facts in of_three:
+        assert facts["losses"] == pytest.approx(alone["losses"], rel=1e-5)
+        assert facts["mean"] == pytest.approx(alone["mean"], rel=1e-5)
+        assert (facts["all"], facts["last"], facts["sum"], facts["any"]) == (True, True, 103, True)
+
+
+def test_an_audit_of_a_script_that_takes_no_batches_says_why_there_is_nothing_to_account_for(tmp_path):
+    (tmp_path / "loop.py").write_text(SAME_RESULT["no batches"])
+    assert command("run", "loop.py", "--workers", "2", "--name", "whole", cwd=tmp_path).code == 0
+    audit = command("audit", "runs/whole", cwd=tmp_path)
+    assert audit.code == 1
+    assert "took no batches from Syncline" in audit.err
+
+
+def test_clipping_in_the_loop_is_refused_where_only_servers_have_the_gradient(tmp_path):
+    (tmp_path / "loop.py").write_text(SAME_RESULT["clipped"])
+    done = command("run", "loop.py", "--workers", "2", "--strategy", "server-sync", cwd=tmp_path)
+    assert done.code == 1
+    assert "clip_norm=" in done.err
+
+
+RANDOM_ITEMS = (
+    HEAD
+    + NET
+    + SGD
+    + """
+class Augmented(torch.utils.data.Dataset):
+    def __len__(self):
+        return len(inputs)
+    def __getitem__(self, index):
+        return inputs[index] + 0.1 * torch.randn(12), targets[index]
+
+model.insert(1, nn.Dropout(0.0))
+tests = DataLoader(data, batch_size=25)
+batches = worker.prepare(model, optimizer, DataLoader(Augmented(), batch_size=10, shuffle=True), tests)[2]
+assert "RANK" not in os.environ, "a script that calls worker() must not distribute itself once more"
+for epoch in range(2):
+    for x, y in batches:
+        optimizer.zero_grad()
+        F.cross_entropy(model(x), y).backward()
+        optimizer.step()
+    with torch.no_grad():
+        right = sum((model(x).argmax(1) == y).sum().item() for x, y in worker._loaders[1])
+"""
+)
+
+
+def test_random_samples_are_the_same_for_any_number_of_workers_and_uncombined_results_are_reported(tmp_path):
+    (tmp_path / "loop.py").write_text(RANDOM_ITEMS)
+    found = []
+    for workers in (1, 2):
+        done = command("run", "loop.py", "--workers", str(workers), "--name", f"with-{workers}", cwd=tmp_path)
+        assert done.code == 0, done.err
+        assert ("worker.sum" in done.out + done.err) == (workers > 1)
+        found.append(final_state(tmp_path / "runs" / f"with-{workers}")["model"])
+    assert relative_difference(*found) < 1e-5
+
+
+def test_a_sampler_without_end_is_refused(tmp_path):
+    endless = "sampler=torch.utils.data.RandomSampler(data, replacement=True, num_samples=10**10)"
+    (tmp_path / "loop.py").write_text(SAME_RESULT["plain"].replace("shuffle=True", endless))
+    done = command("run", "loop.py", "--workers", "2", cwd=tmp_path)
+    assert done.code == 1
+    assert "num_samples" in done.err

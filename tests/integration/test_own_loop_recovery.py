@@ -1,4 +1,4 @@
-"""A user's own loop when workers fail: the remaining processes restart the script and continue from the live state."""
+"""A user's own loop with schedulers when workers fail, under every kind of strategy, and when it is resumed."""
 
 from __future__ import annotations
 

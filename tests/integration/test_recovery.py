@@ -154,7 +154,7 @@ def test_a_worker_that_is_stopped_is_noticed_within_seconds_and_replaced(tmp_pat
     model = SignalAt(Slow(small_net(), 0.02), [(20, 1)], tmp_path / "stopped", number=signal.SIGSTOP)
     result = train(tmp_path, model)
     (lost,) = events(result, WorkerFailure)
-    assert "no heartbeat" in lost.cause
+    assert (lost.worker_id, "SIGSTOP" in lost.cause) == (1, True)
     assert audited(result).is_clean
 
 

@@ -44,6 +44,14 @@ def test_silence_is_noticed_within_three_seconds():
     assert "no heartbeat for" in found_hung(monitored(2.0), 2.0, 5.0, alive=0)[1]
 
 
+def test_a_script_may_be_silent_between_its_steps_but_not_in_them():
+    for waits, hung in ((True, set()), (False, {1})):
+        monitor = monitored(2.0)
+        monitor.is_script = True
+        monitor.on_heartbeat(beat(1, 20, waits=waits), 2.0)
+        assert found_hung(monitor, 2.0, 12.0, alive=0).keys() == hung
+
+
 def test_the_replacement_of_a_silent_process_gets_more_time():
     monitor = monitored(2.0)
     monitor.on_killed(1)

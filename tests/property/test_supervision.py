@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import msgspec
 from hypothesis import given
 from hypothesis import strategies as st
 
-from syncline.comms.control import Failed, Finished, Stranded
+from syncline.comms.control import Failed, Finished, GroupCreated, Stranded
 from syncline.coordinator.membership import KillProcess, Membership, PublishView, StartProcess, View
 from syncline.coordinator.supervision import (
     FAILING_GRACE_S,
@@ -365,3 +366,153 @@ def test_the_last_message_of_a_worker_on_a_lost_node_is_not_waited_for():
     assert supervision.on_exit(exited(2, code=1), 1.0) == [], (
         "a process that exited by itself may have sent its exception"
     )
+
+
+# Scripts that train with torch.distributed themselves
+
+
+def created(worker_id: int, *, view: int = 1, life: int = 0) -> GroupCreated:
+    return GroupCreated(worker_id, life, view)
+
+
+def training_together(size: int, **settings: object) -> Supervision:
+    supervision = recovering(size, **settings)
+    for worker_id in range(size):
+        assert supervision.on_group_created(created(worker_id)) == []
+    return supervision
+
+
+def test_workers_whose_script_has_a_group_restart_together_and_a_view_has_all_of_them():
+    supervision = training_together(3)
+    report, *decisions = supervision.on_exit(exited(1, None, 9), 0.0)
+    assert isinstance(report, ReportFailure)
+    assert sorted(decisions, key=repr) == [KillProcess(0), KillProcess(2), StartProcess(1, 1)]
+    assert supervision.on_ready(1, 1) == [], "the others are still to come"
+    assert supervision.on_failed(failed(0, consequence=True), 0.1) == []
+    assert supervision.on_exit(exited(0, 1), 0.2) == [StartProcess(0, 1)]
+    assert supervision.on_exit(exited(2, None, 9), 0.2) == [StartProcess(2, 1)]
+    assert supervision.on_ready(0, 1) == []
+    assert supervision.on_ready(2, 1) == [PublishView(View(2, (0, 1, 2)))]
+    assert supervision.failures.crashes == [exited(1, None, 9)], "those that were killed for it have not failed"
+
+
+def test_with_shrink_the_script_starts_again_on_the_remaining_workers():
+    supervision = training_together(3, policy="shrink")
+    assert KillProcess(0) in supervision.on_exit(exited(1, None, 9), 0.0)
+    supervision.on_exit(exited(0, None, 9), 0.1)
+    supervision.on_exit(exited(2, None, 9), 0.1)
+    supervision.on_ready(0, 1)
+    assert supervision.on_ready(2, 1) == [PublishView(View(2, (0, 2)))]
+
+
+def test_a_script_with_a_group_has_finished_when_all_workers_have():
+    supervision = training_together(2)
+    assert supervision.on_finished(finished(0), 0.0) == []
+    assert supervision.on_exit(exited(0), 0.0) == []
+    assert supervision.summary is None
+    _, *decisions = supervision.on_exit(exited(1, None, 9), 0.1)
+    assert decisions == [StartProcess(0, 1), StartProcess(1, 1)], "the one that had finished is not killed"
+    supervision.on_ready(0, 1)
+    supervision.on_ready(1, 1)
+    for worker_id in range(2):
+        supervision.on_finished(Finished(worker_id, False, {"metrics": {}}, life=1), 0.2)
+    supervision.on_exit(Exit(0, 1, 0, None, life=1), 0.3)
+    assert supervision.on_exit(Exit(1, 1, 0, None, life=1), 0.3) == [EndRun("finished")]
+
+
+def test_too_many_failures_end_a_script_with_a_group():
+    supervision = training_together(2, max_failures=1, within_s=10.0)
+    supervision.on_exit(exited(1, None, 9), 0.0)
+    supervision.on_exit(exited(0, None, 9), 0.0)
+    supervision.on_ready(0, 1)
+    supervision.on_ready(1, 1)
+    assert supervision.on_exit(Exit(1, 5, None, 9, life=1), 0.2) == [SendAbort(Exit(1, 5, None, 9, life=1))]
+
+
+def test_a_replacement_that_creates_a_group_before_it_is_in_a_view_restarts_with_the_others():
+    supervision = recovering(2)
+    supervision.on_exit(exited(1, None, 9), 0.0)
+    assert supervision.on_group_created(created(1, view=0, life=1)) == [KillProcess(0), KillProcess(1)]
+    assert supervision.on_exit(exited(0, None, 9), 0.1) == [StartProcess(0, 1)]
+    assert supervision.on_exit(Exit(1, 5, None, 9, life=1), 0.1) == [StartProcess(1, 2)]
+    supervision.on_ready(0, 1)
+    assert supervision.on_ready(1, 2) == [PublishView(View(3, (0, 1)))]
+
+
+def test_a_group_of_a_view_that_has_changed_meanwhile_makes_all_restart():
+    supervision = recovering(2)
+    supervision.on_exit(exited(1, None, 9), 0.0)  # before any worker has created its group
+    assert supervision.membership.view == View(2, (0,))
+    assert supervision.on_group_created(created(0)) == [KillProcess(0)]
+    supervision.on_ready(1, 1)
+    supervision.on_exit(exited(0, None, 9), 0.1)
+    assert supervision.on_ready(0, 1) == [PublishView(View(3, (0, 1)))]
+
+
+together_events = st.lists(
+    st.tuples(
+        st.sampled_from(
+            ["finished", "failed", "consequence", "exit", "killed", "ready", "created", "interrupt", "tick"]
+        ),
+        st.integers(0, 2),
+    ),
+    max_size=40,
+)
+
+
+@given(together_events, st.sampled_from(["shrink-and-replace", "replace-only", "shrink", "stop"]))
+def test_under_every_interleaving_workers_that_restart_together_never_meet_an_earlier_life(script, policy):
+    supervision = Supervision(Membership(3, policy=policy, max_failures=4))
+    alive, lives, now = set(range(3)), dict.fromkeys(range(3), 0), 0.0
+    groups = dict.fromkeys(range(3), 1)  # the View in which each process runs its script; 0: it waits for one
+    begun = dict.fromkeys(range(3), True)  # whether it runs its script already, perhaps before it is in a View
+    ends = 0
+
+    def carry_out(instructions: list[object]) -> None:
+        nonlocal ends
+        for instruction in instructions:
+            if isinstance(instruction, StartProcess):
+                assert instruction.worker_id not in alive, "two lives of one process must not overlap"
+                alive.add(instruction.worker_id)
+                lives[instruction.worker_id] = instruction.life
+                groups[instruction.worker_id] = 0
+                begun[instruction.worker_id] = not supervision.membership.restarts_together
+            elif isinstance(instruction, PublishView) and supervision.membership.restarts_together:
+                waiting = {n for n in instruction.view.members if groups[n] == 0}
+                if supervision.phase == "running":
+                    assert waiting == set(instruction.view.members), "all of its members are new"
+                groups.update(dict.fromkeys(instruction.view.members, instruction.view.number))
+            elif isinstance(instruction, PublishView):
+                groups.update(dict.fromkeys(instruction.view.members, instruction.view.number))
+            elif isinstance(instruction, EndRun):
+                ends += 1
+
+    def end(n: int, code: int | None) -> None:
+        if n in alive:
+            alive.discard(n)
+            carry_out(supervision.on_exit(Exit(n, n, code, None if code is not None else 9, life=lives[n]), now))
+
+    for kind, n in script:
+        now += 0.01
+        if kind == "finished" and n in alive:
+            carry_out(supervision.on_finished(Finished(n, False, {"metrics": {}}, life=lives[n]), now))
+        elif kind in ("failed", "consequence") and n in alive:
+            failure = msgspec.structs.replace(failed(n, consequence=kind == "consequence"), life=lives[n])
+            carry_out(supervision.on_failed(failure, now))
+        elif kind in ("exit", "killed"):
+            end(n, 0 if kind == "exit" else None)
+        elif kind == "ready" and n in alive and groups[n] == 0 and not begun[n]:
+            carry_out(supervision.on_ready(n, lives[n]))
+        elif kind == "created" and n in alive and (groups[n] or begun[n]):
+            carry_out(supervision.on_group_created(created(n, view=groups[n], life=lives[n])))
+        elif kind == "interrupt":
+            carry_out(supervision.on_interrupt(now))
+        elif kind == "tick":
+            now += n
+            carry_out(supervision.on_tick(now))
+    for _ in range(12):  # each end may start others
+        now += 1.0
+        for n in sorted(alive):
+            end(n, None)
+        carry_out(supervision.on_tick(now + 2 * MESSAGE_GRACE_S))
+    assert ends == 1

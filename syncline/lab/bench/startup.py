@@ -68,12 +68,12 @@ def _suite(folder: Path) -> Suite:
 
 def _timed(command: Callable[[], list[str]], folder: Path) -> Callable[[], float]:
     def measure() -> float:
-        return time_to_first_step(command(), environment=_environment(), folder=folder, timeout_s=_TIMEOUT_S)
+        return time_to_first_step(command(), environment=environment(), folder=folder, timeout_s=_TIMEOUT_S)
 
     return measure
 
 
-def _environment() -> dict[str, str]:
+def environment() -> dict[str, str]:
     """The same for all: one thread, loopback, and this Syncline even if it is not installed."""
     root = str(Path(__file__).parents[3])
     path = os.pathsep.join(p for p in (root, os.environ.get("PYTHONPATH", "")) if p)

@@ -33,6 +33,7 @@ SUITES = {
     "overhead": Entry("overhead", "overhead per step of the built-in loop, beside a hand-written one"),
     "stragglers": Entry("stragglers", "cost of slow workers, synchronous and with bounded staleness"),
     "recovery": Entry("recovery", "time from kill -9 of a worker to the next step, beside torchrun with DDP"),
+    "torchrun": Entry("torchrun", "an unchanged DDP script: throughput and restart, beside torchrun"),
     "tolerance": Entry("tolerance", "overhead of fault tolerance per step while nothing fails"),
     "allreduce": Entry("allreduce", "all-reduce on one host, beside gloo and copying memory"),
     "servers": Entry("servers", "parameter servers: round trips and updates per second, beside gloo"),

@@ -90,13 +90,14 @@ class SwitchedStepper(Stepper):
         """True in one case, as with several workers, although this one is alone."""
         return self.case == "on"
 
-    def check_membership(self) -> None:
+    def check_membership(self, step: int, *, continues: bool = False) -> None:
         """Skipped where no worker could fail."""
         if self.case == "on":
-            super().check_membership()
+            super().check_membership(step, continues=continues)
 
-    def _advance(self, share: Share) -> None:
+    def _advance(self, share: Share, *, is_skipped: bool = False) -> None:
         """Advance with a ledger entry or without."""
+        del is_skipped
         if self.case == "on":
             DataProgress.advance(self.progress, share)
         else:

@@ -29,7 +29,8 @@ _POLL_S = 0.2
 class Watchdog:
     """Ends a run that takes longer than `limit_s`, or makes no progress for `hang_s`.
 
-    It kills the zygote from which the workers are forked: they die with it, and the driver fails the run.
+    It ends the zygote from which the workers are forked: they die with it, and the driver fails the run. It asks by
+    SIGTERM: a zygote that is killed otherwise is replaced.
     """
 
     def __init__(self, *, hang_s: float, limit_s: float) -> None:
@@ -62,5 +63,5 @@ class Watchdog:
             if self.reason:
                 zygote = zygote_of(os.getpid())
                 if zygote is not None:
-                    send(zygote, signal.SIGKILL, parent=os.getpid())
+                    send(zygote, signal.SIGTERM, parent=os.getpid())
                 return

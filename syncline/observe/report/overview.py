@@ -53,7 +53,8 @@ def subtitle(run: RunRecord) -> str:
     """`2 workers · allreduce · step 120 of 120`."""
     state = run.state
     total = f" of {state.plan.total_steps:,}" if state.plan.total_steps and not state.plan.is_own_loop else ""
-    parts = [*state.title[1:], f"step {state.step:,}{total}"] if run.events else ["no events yet"]
+    step = f"step {state.step:,}{total}" if state.has_steps else "trained with torch.distributed by the script itself"
+    parts = [*state.title[1:], step] if run.events else ["no events yet"]
     if run.status == "running" and state.left_s is not None:
         parts.append(f"{duration(state.left_s)} left")
     return " · ".join(text(part) for part in parts)
@@ -79,7 +80,7 @@ def ending(run: RunRecord) -> str:
     if status == "crashed":
         return (
             '<p class="note">The run ended without a final event: its driver was killed, or the machine went down. '
-            "To resume from its last checkpoint: "
+            f"To {'resume from its last checkpoint' if run.state.has_steps else 'start the script again'}: "
             f"<code>syncline resume {text(run.state.run_dir or run.name)}</code></p>"
         )
     if ended is None or status in ("finished", "running", "starting"):

@@ -22,6 +22,7 @@ from syncline.observe.terminal.screen import draw
 from syncline.telemetry.events import (
     Event,
     FatalFailure,
+    GroupTrains,
     InfoMessage,
     Recovered,
     RunEnded,
@@ -140,7 +141,7 @@ class LiveView:
                 self._add_line(Text.assemble(("! ", "bold yellow"), (f"{who}{_cleaned(event.message)}", "yellow")))
             case WarningMessage() if self._state.warning_count == MOST_WARNINGS + 1:
                 self._add_line(Text(f"! further warnings: {self._state.run_dir}/events.jsonl", "yellow"))
-            case WorkerFailure() | Recovered() | WorkerSlow():
+            case WorkerFailure() | Recovered() | WorkerSlow() | GroupTrains():
                 for line in self._state.notices:
                     self._add_line(Text.assemble(("! ", "bold yellow"), (_cleaned(line), "yellow")))
             case FatalFailure():

@@ -30,6 +30,7 @@ from syncline.telemetry.events import (
     Evaluated,
     Event,
     FatalFailure,
+    GroupTrains,
     InfoMessage,
     Progress,
     Recovered,
@@ -86,7 +87,7 @@ class PlainLines:
                 self._text(f"further warnings: {state.run_dir}/events.jsonl")
             case WorkerOutput():
                 self._line(f"[worker {event.worker_id}] {clean(event.text)}" if event.worker_id else clean(event.text))
-            case WorkerFailure() | Recovered() | WorkerSlow():
+            case WorkerFailure() | Recovered() | WorkerSlow() | GroupTrains():
                 for line in state.notices:
                     self._text(line)
             case FatalFailure():
@@ -144,10 +145,10 @@ class PlainLines:
         state = self._state
         epochs = "" if state.plan.is_own_loop else f"{event.epochs:.4g} epoch{'s' * (event.epochs != 1)}, "
         how = "stopped early after" if event.stopped_early else "finished"
-        self._line(
-            f"{how} {epochs}{event.steps} steps in {duration(event.seconds)}: {rate(event.samples_per_s)} samples/s "
-            f"with {count(event.workers, 'worker')}"
-        )
+        done = f"{epochs}{event.steps} steps in {duration(event.seconds)}: {rate(event.samples_per_s)} samples/s "
+        if not event.has_steps:
+            done = f"the script in {duration(event.seconds)} "
+        self._line(f"{how} {done}with {count(event.workers, 'worker')}")
         memory = peak_memory(event.peak_memory_bytes)
         if memory is not None:
             self._line(f"peak memory: {memory}")

@@ -10,6 +10,7 @@ from syncline.observe.stream import unbreakable
 from syncline.telemetry.events import (
     Event,
     FatalFailure,
+    GroupTrains,
     Recovered,
     RunEnded,
     Summary,
@@ -35,7 +36,7 @@ class Quiet:
         match event:
             case WarningMessage():
                 self._write_errors(f"warning: {event.message}".splitlines())
-            case WorkerFailure() | Recovered() | WorkerSlow():
+            case WorkerFailure() | Recovered() | WorkerSlow() | GroupTrains():
                 self._write_errors(self._state.notices)
             case FatalFailure():
                 self._failure = event
@@ -59,7 +60,9 @@ class Quiet:
 
     def _result(self, event: Summary) -> None:
         speed = f"{rate(event.samples_per_s)} samples/s"
-        parts = [*metric_texts(event.metrics), f"{event.steps} steps", duration(event.seconds), speed, event.run_dir]
+        seconds = duration(event.seconds)
+        seen = [f"{event.steps} steps", seconds, speed] if event.has_steps else [seconds]
+        parts = [*metric_texts(event.metrics), *seen, event.run_dir]
         if event.stopped_early:
             parts.append("stopped early")
         self._stream.write("  ".join(parts) + "\n")

@@ -72,6 +72,8 @@ def failure_panel(state: RunState, ended: RunEnded, width: int) -> Panel:
 
 def _metric_lines(summary: Summary) -> list[Text]:
     metrics = metrics_in_order(summary.metrics)
+    if not metrics and not summary.has_steps:
+        return [Text("The script trained with torch.distributed itself.", "dim")]
     if not metrics:
         return [Text("No metrics were logged.", "dim")]
     longest = max(len(name) for name, _ in metrics)
@@ -83,7 +85,10 @@ def _metric_lines(summary: Summary) -> list[Text]:
 
 def _facts(state: RunState, summary: Summary) -> list[Text]:
     epochs = [] if state.plan.is_own_loop else [f"{summary.epochs:.4g} epoch{'s' * (summary.epochs != 1)}"]
-    facts = [*epochs, f"{summary.steps:,} steps", duration(summary.seconds), f"{rate(summary.samples_per_s)} samples/s"]
+    speed = f"{rate(summary.samples_per_s)} samples/s"
+    facts = [*epochs, f"{summary.steps:,} steps", duration(summary.seconds), speed]
+    if not summary.has_steps:
+        facts = [duration(summary.seconds)]
     facts.append(count(summary.workers, "worker"))
     memory = peak_memory(summary.peak_memory_bytes)
     if memory is not None:

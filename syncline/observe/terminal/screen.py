@@ -123,7 +123,8 @@ def _progress(state: RunState, width: int) -> list[Text]:
         below.append(Text(f"lr {state.lr:.4g}"))
     if fraction is None:
         most = f" of at most {plan.total_steps:,}" if plan.total_steps else ""
-        below.insert(0, Text.assemble("step ", (f"{state.step:,}", "bold"), most))
+        step = Text.assemble("step ", (f"{state.step:,}", "bold"), most)
+        below.insert(0, step if state.has_steps else Text("the script trains with torch.distributed itself"))
         if plan.is_own_loop:
             below.extend(_metric_texts(state.logged))
         return flow(below, width, "   ")

@@ -1,6 +1,6 @@
 """What a checkpoint holds: the present version is read, anything else is refused with a reason.
 
-`written_by_version_3/` holds a checkpoint of a real run: an `nn.Linear(2, 2)` with SGD and StepLR, one worker, 3 steps
+`written_by_version_4/` holds a checkpoint of a real run: an `nn.Linear(2, 2)` with SGD and StepLR, one worker, 3 steps
 of 4 out of 8 samples, `sparknet(2)`. If a test here fails after a change, the format has changed: raise `VERSION`, and
 write the fixture again with the new code.
 """

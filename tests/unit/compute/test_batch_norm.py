@@ -305,8 +305,8 @@ def test_forward_and_backward_are_one_sum_each_and_none_for_inputs_without_gradi
         return seen
 
     for with_gradient, without in run_on_threads(2, work):
-        assert with_gradient == [2 * (2 + 2 * 3), 2 * 3]
-        assert without == [2 * (2 + 2 * 3)]
+        assert with_gradient == [2 * (3 + 2 * 3), 2 * 3]
+        assert without == [2 * (3 + 2 * 3)]
 
 
 def test_parameters_buffers_and_keys_stay_the_same_objects() -> None:
@@ -337,7 +337,7 @@ def test_a_new_view_reconnects_the_layers_and_one_worker_disconnects_them() -> N
     first, second = thread_collectives(2)[0], thread_collectives(3)[0]
     synchronize_batch_norm(synchronize_batch_norm(model, first), second)
     assert has_global_batch_norm(model)
-    assert all(m.collective is second for m in model if isinstance(m, _BatchNorm))
+    assert all(m.exchange._collective is second for m in model if isinstance(m, _BatchNorm))
     synchronize_batch_norm(model, Solo())
     assert not has_global_batch_norm(model)
     assert [type(m) for m in model] == kinds
@@ -355,7 +355,7 @@ def test_a_pickled_model_is_torchs_own() -> None:
 def test_a_deep_copy_stays_connected_to_the_same_workers() -> None:
     model = synchronize_batch_norm(convolutional_network(), thread_collectives(2)[0])
     clone = copy.deepcopy(model)
-    assert clone[1].collective is model[1].collective
+    assert clone[1].exchange is model[1].exchange
     assert clone[1].weight is not model[1].weight
 
 
@@ -524,3 +524,16 @@ class TestThreadCollectives:
 
         with pytest.raises(ZeroDivisionError, match="the cause"):
             run_on_threads(3, work)
+
+
+def test_workers_in_different_layers_are_noticed_instead_of_mixing_their_statistics() -> None:
+    def forward(collective: Collective) -> str | None:
+        model = nn.Sequential(nn.BatchNorm1d(3), nn.BatchNorm1d(3))
+        synchronize_batch_norm(model, collective)
+        try:
+            model[collective.rank](torch.randn(4, 3))
+        except ConfigError as error:
+            return error.code
+        return None
+
+    assert run_on_threads(2, forward) == ["out-of-step", "out-of-step"]

@@ -180,13 +180,13 @@ def test_arrays_need_no_loader_processes():
 
 
 @pytest.mark.parametrize("loaders", [0, 1])
-def test_an_empty_share_brings_one_sample_to_show_what_samples_look_like(loaders):
+def test_an_empty_share_brings_two_samples_to_show_what_batches_look_like(loaders):
     # Five samples for eight workers: the last three have nothing.
     wanted = list(shares(count=5, batch=5, rank=7, size=8))
     with Prefetcher(fetch(DatasetSource(Noisy(5)), iter(wanted), loaders=loaders, seed=0)) as ahead:
         fetched = list(ahead)
     assert [len(f.share.indices) for f in fetched] == [0, 0]
-    assert [f.data[0].tolist() for f in fetched] == [[0], [0]]
+    assert [f.data[0].tolist() for f in fetched] == [[0, 0], [0, 0]]
 
 
 def test_what_loader_processes_draw_depends_on_seed_epoch_and_sample_only():
@@ -231,7 +231,7 @@ def test_an_error_for_an_empty_share_names_the_sample_that_stood_in():
     share = shares(count=5, batch=5, rank=7, size=8)
     with pytest.raises(KeyError) as caught:
         next(fetch(source, share, loaders=0, seed=0))
-    assert caught.value.__notes__ == ["This happened while reading samples 0 of epoch 0."]
+    assert caught.value.__notes__ == ["This happened while reading samples 0, 0 of epoch 0."]
 
 
 def test_an_error_in_a_loader_process_names_the_very_sample_and_leaves_no_process():

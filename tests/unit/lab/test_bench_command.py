@@ -244,7 +244,7 @@ def test_the_contenders_of_the_startup_suite_take_the_same_first_step(tmp_path: 
         [sys.executable, str(startup._SCRIPTS / "startup_plain.py")],
     ):
         done = subprocess.run(
-            made, cwd=tmp_path, env={**os.environ, **startup._environment()}, capture_output=True, text=True, check=True
+            made, cwd=tmp_path, env={**os.environ, **startup.environment()}, capture_output=True, text=True, check=True
         )
         events = [json.loads(line) for line in done.stdout.splitlines()]
         losses += [e["loss"] for e in events if e["event"] == "progress" and e["worker_id"] == 0 and e["step"] == 1]
@@ -254,7 +254,7 @@ def test_the_contenders_of_the_startup_suite_take_the_same_first_step(tmp_path: 
 @pytest.mark.slow
 def test_torchrun_reports_its_first_step(tmp_path: Path) -> None:
     took = processes.time_to_first_step(
-        startup._torchrun(), environment=startup._environment(), folder=tmp_path, timeout_s=120
+        startup._torchrun(), environment=startup.environment(), folder=tmp_path, timeout_s=120
     )
     assert took > 0
 

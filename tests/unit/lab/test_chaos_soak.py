@@ -258,14 +258,14 @@ def test_a_mistake_is_reported_before_anything_trains(
 # The watchdog
 
 
-def test_the_watchdog_ends_a_run_without_progress_by_killing_the_zygote(monkeypatch):
-    ended: list[int] = []
+def test_the_watchdog_ends_a_run_without_progress_by_asking_the_zygote_to_end(monkeypatch):
+    ended: list[tuple[int, int]] = []
     monkeypatch.setattr("syncline.lab.chaos.watchdog.zygote_of", lambda _: 4242)
-    monkeypatch.setattr("syncline.lab.chaos.watchdog.send", lambda pid, *_, **__: ended.append(pid))
+    monkeypatch.setattr("syncline.lab.chaos.watchdog.send", lambda pid, number, **_: ended.append((pid, number)))
     watchdog = Watchdog(hang_s=0.3, limit_s=60)
     watchdog._thread.join(10)
     watchdog.close()
-    assert ended == [4242]
+    assert ended == [(4242, signal.SIGTERM)], "a zygote that is killed would be replaced"
     assert "0.3 s" in watchdog.reason
 
 

@@ -1,0 +1,252 @@
+"""What a script iterates over: this worker's share of each batch.
+
+Here: `PreparedBatches`, which stands in for the user's DataLoader, in training and in evaluation, and `DrawnBatches`,
+for batches that a function draws. Not here: where samples come from (`feed.py`), what taking a batch means
+(`training.py`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import replace
+from typing import Any
+
+import torch
+from torch.utils.data import DataLoader
+
+from syncline.compute.partition import share
+from syncline.data.assignment import Position
+from syncline.data.loader_order import order_of
+from syncline.data.order import Share
+from syncline.data.prefetch import Fetched, InlineFetcher, Prefetcher, fetch, prefetched
+from syncline.errors import ConfigError
+from syncline.workers.forward import to_device
+from syncline.workers.own_loop.feed import DrawnSource, Feed, loader_feed
+from syncline.workers.own_loop.numbers import Numbers
+from syncline.workers.own_loop.training import LoopTraining
+
+_START = Position()
+
+
+class TrainingBatches:
+    """This worker's share of each training batch, fetched ahead, for whatever assignment is in force."""
+
+    def __init__(self, training: LoopTraining, feed: Feed, numbers: Numbers) -> None:
+        self._training, self.feed, self._numbers = training, feed, numbers
+        self._ahead: Prefetcher[Fetched] | InlineFetcher[Fetched] | None = None
+        self._items: Iterator[Fetched] | None = None
+        self._generation = -1
+        training.on_end.append(self.close)
+
+    def epoch(self, epoch: int) -> Iterator[Any]:
+        """The batches of one epoch that are not done yet."""
+        training = self._training
+        if not training.begin_epoch(epoch):
+            return
+        training.session.recorder.start()
+        while True:
+            training.end_step()
+            fetched = self._next(epoch)
+            while fetched is not None and not training.begin_batch(fetched.share):
+                if self._generation != training.progress.generation:  # the batch belongs to an earlier assignment
+                    fetched = self._next(epoch)
+            if fetched is None:
+                break
+            self._numbers.begin_batch(len(fetched.share.indices))
+            self._numbers.warn_if_uncombined()
+            yield to_device(fetched.data, training.session.device)
+        self.close()
+
+    def _next(self, epoch: int) -> Fetched | None:
+        progress = self._training.progress
+        if self._items is None or self._generation != progress.generation:
+            self.close()
+            self._generation = progress.generation
+            self._ahead = self._fetch_from(epoch)
+            self._items = iter(self._ahead)
+        return next(self._items, None)
+
+    def _fetch_from(self, epoch: int) -> Prefetcher[Fetched] | InlineFetcher[Fetched]:
+        progress, session = self._training.progress, self._training.session
+        taken = len(self._training.round.taken) if self._training.round.is_open else 0
+        remaining = replace(progress.remaining(taken), epochs=None if self.feed.is_endless else epoch + 1)
+        shares: Iterator[Share] = progress.order.shares_of(remaining, progress.rank)
+        if isinstance(self.feed.source, DrawnSource):
+            # Not in a thread: drawing seeds the generators that the script's own thread uses.
+            return InlineFetcher(fetch(self.feed.source, shares, loaders=0, seed=session.plan.seed))
+        return prefetched(
+            self.feed.source,
+            shares,
+            samples=-(-progress.order.batch // session.plan.size),
+            loaders=self.feed.loaders,
+            seed=session.plan.seed,
+            warn=session.warn_of_worker,
+        )
+
+    def close(self) -> None:
+        """Stop fetching ahead, and the processes that do it."""
+        if self._ahead is not None:
+            self._ahead.close()
+        self._ahead = self._items = None
+
+
+class PreparedBatches:
+    """Stands in for the user's DataLoader, and decides at each iteration whether the script trains or evaluates.
+
+    Training means that gradients are enabled, and that a prepared model is in training mode or this is the script's
+    only loader. What the DataLoader has besides its batches (`dataset`, `batch_size`, ...) is available as before.
+    """
+
+    def __init__(self, training: LoopTraining, loader: DataLoader[Any], numbers: Numbers, *, may_train: bool) -> None:
+        self._training, self._loader, self._numbers = training, loader, numbers
+        self._batches: TrainingBatches | None = None
+        self._is_first = may_train
+        self.next_epoch = 0
+        if may_train:
+            feed = loader_feed(loader, training.session.plan.seed)
+            training.set_order(feed.order)
+            self._batches = TrainingBatches(training, feed, numbers)
+
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith("_"):
+            raise AttributeError(name)
+        return getattr(self._loader, name)
+
+    def __len__(self) -> int:
+        """The number of batches of an epoch, which is the same on all workers."""
+        return self._batches.feed.order.steps_per_epoch if self._batches is not None else len(self._loader)
+
+    def __iter__(self) -> Iterator[Any]:
+        if self._evaluates():
+            return self._evaluation()
+        if self._batches is None:
+            raise ConfigError(
+                "The script trains with a second DataLoader. The samples of one loader are divided and accounted for: "
+                "prepare the training loader first, and pass loaders for evaluation after it. To train on several "
+                "datasets, combine them (torch.utils.data.ConcatDataset or StackDataset).",
+                code="second-training-loader",
+            )
+        epoch, self.next_epoch = self.next_epoch, self.next_epoch + 1
+        return self._batches.epoch(epoch)
+
+    def _evaluates(self) -> bool:
+        if not torch.is_grad_enabled():
+            return True
+        models = self._training.parts.models
+        return bool(models) and not self._is_first and not any(model.training for model in models)
+
+    def _evaluation(self) -> Iterator[Any]:
+        """This worker's share of each batch; all of it if the workers are not at the same step."""
+        training, device = self._training, self._training.session.device
+        self._numbers.begin_pass()
+        if training.is_replacement or not training.parts.optimizers:
+            # It repeats an epoch that is done. One batch is enough for what comes after the loop.
+            for data in self._loader:
+                self._numbers.begin_batch(_size(data))
+                yield to_device(data, device)
+                if training.is_replacement:
+                    break
+            self._numbers.end_pass()
+            return
+        training.enter()
+        if training.is_asynchronous or training.session.plan.size == 1:
+            for data in self._loader:
+                self._numbers.begin_batch(_size(data))
+                yield to_device(data, device)
+            self._numbers.end_pass()
+            return
+        yield from self._divided(device)
+        self._numbers.end_pass(is_divided=True)
+
+    def _divided(self, device: torch.device) -> Iterator[Any]:
+        """Each worker's part of every batch. The results of one that fails are gone: others do its part again."""
+        training, numbers = self._training, self._numbers
+        owners = list(training.progress.holders)
+        batches = _index_batches(self._loader, training.session.plan.seed, len(owners))
+        parts = [_part_of(batches, len(owners), number) for number in range(len(owners))]
+        worker_id = training.session.worker_id
+        recorded = training.round.recorded
+        is_counted = recorded is None or worker_id in recorded  # otherwise the others have done this worker's part
+        mine = [parts[n] for n, owner in enumerate(owners) if owner == worker_id] if is_counted else []
+        while True:
+            for part in mine:
+                for data in self._fetch(part):
+                    numbers.begin_batch(_size(data))
+                    yield to_device(data, device)
+            members = numbers.members()
+            gone = [n for n, owner in enumerate(owners) if owner not in members]
+            if not gone:
+                return
+            parts, owners = _divided_again([parts[n] for n in gone], members)
+            mine = [parts[n] for n, owner in enumerate(owners) if owner == worker_id]
+
+    def _fetch(self, batches: list[list[int]]) -> Iterator[Any]:
+        loader = self._loader
+        return iter(
+            DataLoader(
+                loader.dataset,
+                batch_sampler=batches,
+                collate_fn=loader.collate_fn,
+                num_workers=loader.num_workers,
+                worker_init_fn=loader.worker_init_fn,
+                generator=torch.Generator(),  # else it would draw from the script's
+            )
+        )
+
+
+class DrawnBatches:
+    """Batches that a function draws, as an iterator: `for x, y in worker.batches(...)`, or `next(...)`."""
+
+    def __init__(self, training: LoopTraining, feed: Feed, numbers: Numbers) -> None:
+        training.set_order(feed.order)
+        self._training, self._batches = training, TrainingBatches(training, feed, numbers)
+        self._current: Iterator[Any] | None = None
+        self._is_endless = feed.is_endless
+        self._steps = feed.order.steps_per_epoch
+
+    def __iter__(self) -> Iterator[Any]:
+        return self
+
+    def __len__(self) -> int:
+        if self._is_endless:
+            raise TypeError("worker.batches without steps= has no length")
+        return self._steps
+
+    def __next__(self) -> Any:
+        if self._current is None:
+            self._training.enter()
+            first = self._training.epoch_at_start
+            if first and not self._is_endless:
+                raise StopIteration
+            self._current = self._batches.epoch(first)
+        return next(self._current)
+
+
+def _index_batches(loader: DataLoader[Any], seed: int, workers: int) -> list[list[int]]:
+    """The batches of an evaluation; a last one with fewer samples than workers is part of the one before it."""
+    order = order_of(loader, seed)
+    steps = order.shares(start=_START, rank=0, size=1, epochs=1)
+    batches = [[int(i) for i in step.indices] for step in steps]
+    if len(batches) > 1 and len(batches[-1]) < workers:
+        last = batches.pop()
+        batches[-1] = batches[-1] + last
+    return batches
+
+
+def _part_of(batches: list[list[int]], workers: int, number: int) -> list[list[int]]:
+    """One worker's part of each batch, without empty ones."""
+    parts = [batch[slice(*share(len(batch), workers, number))] for batch in batches]
+    return [part for part in parts if part]
+
+
+def _divided_again(parts: list[list[list[int]]], members: list[int]) -> tuple[list[list[list[int]]], list[int]]:
+    """The batches in `parts`, dealt to the members in turn, with the owner of each part."""
+    batches = [batch for part in parts for batch in part]
+    return [batches[number :: len(members)] for number in range(len(members))], list(members)
+
+
+def _size(batch: Any) -> int:
+    """How many samples a batch has, as far as its first tensor shows."""
+    while isinstance(batch, (list, tuple, dict)) and batch:
+        batch = next(iter(batch.values())) if isinstance(batch, dict) else batch[0]
+    return len(batch) if hasattr(batch, "__len__") and getattr(batch, "ndim", 1) > 0 else 1

@@ -1,0 +1,282 @@
+"""Scripts with everyday features of training loops, for tests that run them with one worker and with many.
+
+Each is a complete script under plain python too. `script(body)` puts the data and the end around a loop.
+"""
+
+from __future__ import annotations
+
+HEAD = """
+import os, torch, syncline
+from torch import nn
+from torch.nn import functional as F
+from torch.utils.data import DataLoader, TensorDataset
+
+torch.manual_seed(0)
+inputs = torch.randn(103, 12)
+targets = (inputs[:, :5].sum(1) > 0).long()
+data = TensorDataset(inputs, targets)
+worker = syncline.worker()
+"""
+NET = "model = nn.Sequential(nn.Linear(12, 16), nn.ReLU(), nn.Linear(16, 2))\n"
+SGD = "optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)\n"
+PLAIN_LOOP = """
+loader = DataLoader(data, batch_size=10, shuffle=True)
+model, optimizer, batches = worker.prepare(model, optimizer, loader)
+for epoch in range(2):
+    for x, y in batches:
+        optimizer.zero_grad()
+        F.cross_entropy(model(x), y).backward()
+        optimizer.step()
+"""
+PLAIN = HEAD + NET + SGD + PLAIN_LOOP
+
+ACCUMULATED = (
+    HEAD
+    + NET
+    + SGD
+    + """
+model, optimizer, batches = worker.prepare(model, optimizer, DataLoader(data, batch_size=10, shuffle=True))
+for epoch in range(2):
+    for i, (x, y) in enumerate(batches):
+        (F.cross_entropy(model(x), y) / 4).backward()
+        if i % 4 == 3 or i == len(batches) - 1:
+            optimizer.step()
+            optimizer.zero_grad()
+"""
+)
+IN_A_CONTEXT = (
+    HEAD
+    + NET
+    + SGD
+    + """
+model, optimizer, batches = worker.prepare(model, optimizer, DataLoader(data, batch_size=10, shuffle=True))
+for epoch in worker.epochs(2):
+    for x, y in batches:
+        with worker.accumulate(4):
+            optimizer.zero_grad()
+            F.cross_entropy(model(x), y).backward()
+            optimizer.step()
+"""
+)
+CLIPPED = PLAIN.replace(
+    "        optimizer.step()\n",
+    "        nn.utils.clip_grad_norm_(model.parameters(), 0.1)\n        optimizer.step()\n",
+)
+CLIPPED_BY_VALUE = CLIPPED.replace(
+    "clip_grad_norm_(model.parameters(), 0.1)", "clip_grad_value_(model.parameters(), 0.01)"
+)
+SCALED = (
+    HEAD
+    + NET
+    + SGD
+    + """
+scaler = torch.amp.GradScaler("cpu", init_scale=2.0**16, growth_interval=7)
+model, optimizer, batches, scaler = worker.prepare(
+    model, optimizer, DataLoader(data, batch_size=10, shuffle=True), scaler
+)
+for epoch in range(2):
+    for i, (x, y) in enumerate(batches):
+        optimizer.zero_grad()
+        loss = F.cross_entropy(model(x), y)
+        if epoch == 1 and i == 3 and worker.rank == worker.size - 1:
+            loss = loss * float("inf")
+        scaler.scale(loss).backward()
+        scaler.unscale_(optimizer)
+        nn.utils.clip_grad_norm_(model.parameters(), 0.5)
+        scaler.step(optimizer)
+        scaler.update()
+worker.log(scale=scaler.get_scale())
+"""
+)
+ADVERSARIAL = (
+    HEAD
+    + """
+maker = nn.Sequential(nn.Linear(4, 16), nn.ReLU(), nn.Linear(16, 12))
+judge = nn.Sequential(nn.Linear(12, 16), nn.ReLU(), nn.Linear(16, 1))
+of_maker = torch.optim.Adam(maker.parameters(), lr=0.01)
+of_judge = torch.optim.Adam(judge.parameters(), lr=0.01)
+maker, judge, of_maker, of_judge = worker.prepare(maker, judge, of_maker, of_judge)
+batches = worker.prepare(DataLoader(data, batch_size=10, shuffle=True))
+for epoch in range(2):
+    for x, y in batches:
+        noise = x[:, :4]
+        of_judge.zero_grad()
+        fake = maker(noise)
+        (F.softplus(-judge(x)).mean() + F.softplus(judge(fake.detach())).mean()).backward()
+        of_judge.step()
+        of_maker.zero_grad()
+        F.softplus(-judge(fake)).mean().backward()
+        of_maker.step()
+model = nn.ModuleList([maker, judge])
+"""
+)
+UNFROZEN = (
+    HEAD
+    + NET
+    + """
+for p in model[0].parameters():
+    p.requires_grad_(False)
+"""
+    + SGD
+    + PLAIN_LOOP.replace(
+        "    for x, y in batches:\n",
+        "    if epoch == 1:\n        model[0].requires_grad_(True)\n    for x, y in batches:\n",
+    )
+)
+LOSS_WEIGHT = (
+    HEAD
+    + NET
+    + """
+loss_weight = nn.Parameter(torch.tensor(1.0))
+optimizer = torch.optim.SGD([*model.parameters(), loss_weight], lr=0.05, momentum=0.9)
+"""
+    + PLAIN_LOOP.replace(
+        "F.cross_entropy(model(x), y).backward()",
+        "(F.cross_entropy(model(x), y) * loss_weight.exp() - loss_weight).backward()",
+    )
+    + "model = nn.ParameterList([*model.parameters(), loss_weight])\n"
+)
+UNUSED = (
+    HEAD
+    + """
+class Net(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.often, self.rarely = nn.Linear(12, 2), nn.Linear(12, 2)
+        self.calls = 0
+
+    def forward(self, x):
+        self.calls += 1
+        return self.often(x) + (self.rarely(x) if self.calls % 3 == 0 else 0.0)
+
+model = Net()
+optimizer = torch.optim.AdamW(model.parameters(), lr=0.05, weight_decay=0.1)
+"""
+    + PLAIN_LOOP
+)
+SUMMED = (
+    PLAIN.replace("F.cross_entropy(model(x), y)", "F.cross_entropy(model(x), y, reduction='sum')")
+    .replace("lr=0.1", "lr=0.01")
+    .replace("optimizer, loader)", "optimizer, loader, loss='sum')")
+)
+CLOSURE = (
+    HEAD
+    + NET
+    + """
+optimizer = torch.optim.LBFGS(model.parameters(), lr=0.5, max_iter=4, line_search_fn="strong_wolfe")
+model, optimizer = worker.prepare(model, optimizer)
+for x, y in worker.batches((inputs, targets), steps=6):
+    def closure():
+        optimizer.zero_grad()
+        loss = F.cross_entropy(model(x), y)
+        loss.backward()
+        return loss
+    optimizer.step(closure)
+"""
+)
+DRAWN = (
+    HEAD
+    + NET
+    + SGD
+    + """
+def get_batch(split):
+    chosen = torch.randint(len(inputs), (10,))
+    return inputs[chosen], targets[chosen]
+
+model, optimizer = worker.prepare(model, optimizer)
+for x, y in worker.batches(lambda: get_batch("train"), steps=25):
+    optimizer.zero_grad()
+    F.cross_entropy(model(x), y).backward()
+    optimizer.step()
+"""
+)
+WITHOUT_BATCHES = (
+    HEAD
+    + NET
+    + SGD
+    + """
+model, optimizer = worker.prepare(model, optimizer)
+for step in range(15):
+    optimizer.zero_grad()
+    F.cross_entropy(model(inputs), targets).backward()
+    optimizer.step()
+"""
+)
+AGREED_SKIPS = PLAIN.replace(
+    "        optimizer.zero_grad()\n",
+    "        if worker.any((x[:, 0] > 2.0).any()):\n            continue\n        optimizer.zero_grad()\n",
+)
+LEFT_EARLY = PLAIN.replace(
+    "    for x, y in batches:\n", "    for i, (x, y) in enumerate(batches):\n        if i == 7:\n            break\n"
+)
+NORMALIZED = PLAIN.replace("nn.ReLU()", "nn.BatchNorm1d(16)")
+SAMPLERS = {
+    "weighted": "sampler=torch.utils.data.WeightedRandomSampler(inputs[:, 0].exp(), 57)",
+    "with replacement": "sampler=torch.utils.data.RandomSampler(data, replacement=True, num_samples=61)",
+    "a subset": "sampler=torch.utils.data.SubsetRandomSampler(range(5, 77))",
+    "without the last": "shuffle=True, drop_last=True",
+}
+SAMPLED = {
+    name: PLAIN.replace("batch_size=10, shuffle=True", f"batch_size=10, {how}") for name, how in SAMPLERS.items()
+}
+IN_BUCKETS = (
+    HEAD
+    + NET
+    + SGD
+    + """
+class Buckets:
+    def __iter__(self):
+        order = torch.randperm(103).tolist()
+        yield from (order[:7], order[7:20], order[20:21], order[21:60], order[60:])
+    def __len__(self):
+        return 5
+"""
+    + PLAIN_LOOP.replace("batch_size=10, shuffle=True", "batch_sampler=Buckets()")
+)
+
+SPARSE = (
+    HEAD
+    + """
+words = torch.randint(50, (103, 4))
+data = TensorDataset(words, targets)
+model = nn.Sequential(nn.EmbeddingBag(50, 8, sparse=True), nn.Linear(8, 2))
+sparse = torch.optim.SparseAdam(model[0].parameters(), lr=0.01)
+dense = torch.optim.Adam(model[1].parameters(), lr=0.01)
+batches = worker.prepare(model, sparse, dense, DataLoader(data, batch_size=10, shuffle=True))[-1]
+for epoch in range(2):
+    for x, y in batches:
+        sparse.zero_grad()
+        dense.zero_grad()
+        F.cross_entropy(model(x), y).backward()
+        sparse.step()
+        dense.step()
+"""
+)
+
+LARGE = PLAIN.replace(
+    "nn.Linear(12, 16), nn.ReLU(), nn.Linear(16, 2)", "nn.Linear(12, 1200), nn.Linear(1200, 1200), nn.Linear(1200, 2)"
+).replace("lr=0.1", "lr=0.01")
+COMBINED_FIRST = (
+    HEAD
+    + NET
+    + SGD
+    + """
+model, optimizer = worker.prepare(model, optimizer)
+for step in range(worker.step, 15):
+    optimizer.zero_grad()
+    loss = F.cross_entropy(model(inputs), targets)
+    worker.mean(loss.item())
+    loss.backward()
+    optimizer.step()
+"""
+)
+
+SAME_RESULT = {
+    "plain": PLAIN, "accumulated": ACCUMULATED, "accumulated in a context": IN_A_CONTEXT, "clipped": CLIPPED,
+    "clipped by value": CLIPPED_BY_VALUE, "scaled losses": SCALED, "two models and optimizers": ADVERSARIAL,
+    "unfrozen later": UNFROZEN, "a parameter of the loss": LOSS_WEIGHT, "parameters used now and then": UNUSED,
+    "a summed loss": SUMMED, "LBFGS": CLOSURE, "drawn batches": DRAWN, "no batches": WITHOUT_BATCHES,
+    "skips that all agree on": AGREED_SKIPS, "epochs left early": LEFT_EARLY, "batch norm": NORMALIZED,
+    **SAMPLED, "batches of different sizes": IN_BUCKETS, "sparse gradients": SPARSE, "a large model": LARGE,
+}  # fmt: skip
+"""Scripts that train the same with any number of workers."""
