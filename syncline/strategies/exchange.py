@@ -197,7 +197,10 @@ class Exchange(Protocol):
         """The part of it that a replacement needs which copies this worker's replica."""
 
     def close(self) -> None:
-        """Release what this exchange holds, without waiting for other workers."""
+        """Release what this exchange holds, without waiting for other workers; the parameters keep their values.
+
+        Also called if `begin` was interrupted by a change of the membership.
+        """
 
 
 class HierarchyLevel:

@@ -45,6 +45,7 @@ class FlatParameters:
         self.dtype = next(iter(dtypes), torch.float32)
         self.device = self.parameters[0].device if self.parameters else torch.device("cpu")
         self.numel = sum(p.numel() for p in self.parameters)
+        self._moved_to: torch.Tensor | None = None
 
     def empty(self) -> torch.Tensor:
         return torch.empty(self.numel, dtype=self.dtype, device=self.device)
@@ -64,6 +65,12 @@ class FlatParameters:
         """Let the parameters live in `flat` from now on, with what it holds."""
         for p, view in zip(self.parameters, views_of(flat, self.parameters), strict=True):
             p.data = view
+        self._moved_to = flat
+
+    def leave_memory(self) -> None:
+        """Copy the parameters out of the memory that `move_to` has moved them to, if it has."""
+        if self._moved_to is not None:
+            self.move_to(self._moved_to.clone())
 
 
 def distance(own: torch.Tensor, common: torch.Tensor) -> float:

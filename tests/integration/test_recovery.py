@@ -7,6 +7,8 @@ import re
 import signal
 import threading
 import time
+from collections.abc import Callable
+from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -181,30 +183,23 @@ def test_the_run_reports_how_it_recovered(tmp_path, capsys):
 
 @pytest.mark.parametrize("strategy", sorted(PRESETS))
 def test_workers_can_be_added_and_removed_under_way(tmp_path, strategy):
-    done: list[syncline.Result] = []
-
     enough = tmp_path / "enough"
     at_first = 4 if strategy == "h2o" else 2  # two groups of two
-
-    def work() -> None:
-        model = Slow(small_net(), 0.02, until=enough)
-        done.append(train(tmp_path, model, strategy=strategy, workers=at_first, epochs=50, name="elastic"))
-
-    thread = threading.Thread(target=work)
-    thread.start()
+    model = Slow(small_net(), 0.02, until=enough)
     run_dir = tmp_path / "runs" / "elastic"
-    _until(lambda: is_live(run_dir) and _steps(run_dir) > 0)
-    if strategy == "allreduce":
-        assert "workers now: 0, 1, 2, 3" in command("workers", str(run_dir), "add", "2", cwd=tmp_path).out
-    else:
-        send_request(run_dir, Request(add=2))
-    _until(lambda: _members(run_dir) == at_first + 2)
-    send_request(run_dir, Request(remove=3))
-    fewest = 2 if strategy == "ltfb" else at_first - 1  # a tournament needs two models
-    _until(lambda: _members(run_dir) == fewest)
-    enough.touch()
-    thread.join(120)
-    (result,) = done
+    with ThreadPoolExecutor(1) as threads:
+        run = threads.submit(train, tmp_path, model, strategy=strategy, workers=at_first, epochs=50, name="elastic")
+        _until(run, lambda: is_live(run_dir) and _steps(run_dir) > 0)
+        if strategy == "allreduce":
+            assert "workers now: 0, 1, 2, 3" in command("workers", str(run_dir), "add", "2", cwd=tmp_path).out
+        else:
+            send_request(run_dir, Request(add=2))
+        _until(run, lambda: _members(run_dir) == at_first + 2)
+        send_request(run_dir, Request(remove=3))
+        fewest = 2 if strategy == "ltfb" else at_first - 1  # a tournament needs two models
+        _until(run, lambda: _members(run_dir) == fewest)
+        enough.touch()
+        result = run.result(timeout=50)
     assert result.epochs == 50
     assert audited(result).is_clean
     assert not is_live(run_dir)
@@ -233,8 +228,10 @@ def _members(run_dir: Path) -> int:
     return next((len(e.members) for e in reversed(list(RunDir(run_dir).read_events())) if isinstance(e, Recovered)), 0)
 
 
-def _until(condition: object) -> None:
-    deadline = time.monotonic() + 60
-    while not condition():  # type: ignore[operator]
+def _until(run: Future[syncline.Result], condition: Callable[[], bool]) -> None:
+    """Wait for something to happen in a run in progress."""
+    deadline = time.monotonic() + 40
+    while not condition():
+        assert not run.done(), f"the run has ended before: {run.result()}"
         assert time.monotonic() < deadline, "it did not come about"
         threading.Event().wait(0.05)

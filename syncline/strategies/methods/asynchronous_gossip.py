@@ -157,7 +157,7 @@ class AsynchronousGossipExchange(SeparateModels):
 
     def close(self) -> None:
         """From now on this worker's parameters are its own."""
-        self._flat.move_to(self._x.clone())
+        self._flat.leave_memory()
 
     def settle(self) -> None:
         """A copy of its own for every worker, with the mean."""

@@ -155,6 +155,9 @@ class HierarchicalAllReduce(LocalExchange):
     def update(self) -> None:
         self._inside.update()
 
+    def close(self) -> None:
+        _close_both(self._inside, self._across)
+
     def private_state(self) -> dict[str, Any] | None:
         """The residuals of both levels."""
         return _both(self._inside, self._across)
@@ -242,6 +245,9 @@ class HierarchicalLocalSGD(LocalExchange):
         self._spread()
         self._inside.settle()
 
+    def close(self) -> None:
+        _close_both(self._inside, self._across)
+
     def private_state(self) -> dict[str, Any] | None:
         """Both levels', and the optimizer: the same on all workers of a group perhaps, but not on those of others."""
         return {"optimizer": self.replica.optimizer.state_dict(), **_both(self._inside, self._across)}
@@ -294,3 +300,9 @@ def _load_both(inside: Exchange, across: Exchange | None, state: dict[str, Any])
         inside.load_private_state(state["inside"])
     if across is not None and state["across"] is not None:
         across.load_private_state(state["across"])
+
+
+def _close_both(inside: Exchange, across: Exchange | None) -> None:
+    if across is not None:
+        across.close()
+    inside.close()

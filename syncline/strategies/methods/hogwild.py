@@ -153,7 +153,7 @@ class HogwildExchange(LocalExchange):
 
     def close(self) -> None:
         """From now on this worker's parameters are its own."""
-        self._flat.move_to(self._memory.clone())
+        self._flat.leave_memory()
 
     def private_state(self) -> dict[str, Any]:
         """This worker's optimizer: the momentum is its own."""

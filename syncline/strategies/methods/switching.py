@@ -127,6 +127,10 @@ class SwitchingExchange:
     def replacement_state(self) -> dict[str, Any]:
         return {"phase": self._index, "state": self._current.replacement_state()}
 
+    def close(self) -> None:
+        """Close the current one. Defined here, because a caller may hold this method for longer than a phase."""
+        self._current.close()
+
     def _index_at(self, step: int) -> int:
         return next(i for i, (_, end) in enumerate(self._phases) if end is None or step < end)
 

@@ -305,6 +305,45 @@ def test_workers_that_trained_apart_go_on_with_one_optimizer():
     assert all(torch.equal(mine, firsts) for other in buffers for mine, firsts in zip(other, buffers[0], strict=True))
 
 
+# --------------------------------------------------------------------------------------------------------- closing
+
+SHARE_MEMORY = ["hogwild", "gossip(asynchronous=True)", "h2o", "hogwild until step 2, then allreduce"]
+"""Strategies that move the parameters to where other workers see them."""
+
+
+@pytest.mark.parametrize("strategy", [*SHARE_MEMORY, "allreduce", "sparknet"])
+def test_an_exchange_can_be_closed_if_its_begin_was_interrupted(strategy):
+    def work(collective) -> list[float]:
+        replica = replica_of(collective, start=2.0)
+        read_strategy(strategy).method.exchange(replica).close()
+        return replica.model.weight.flatten().tolist()
+
+    assert run_on_threads(4, work) == [[2.0, 2.0]] * 4
+
+
+@pytest.mark.parametrize("strategy", SHARE_MEMORY)
+def test_closing_an_exchange_keeps_the_parameters_and_moves_them_out_of_shared_memory(strategy):
+    def work(collective) -> None:
+        replica = replica_of(collective, start=2.0)
+        exchange = read_strategy(strategy).method.exchange(replica)
+        close = exchange.close  # the end of a View calls what it was given at the beginning
+        exchange.begin()
+        weight = replica.model.weight
+        for step in range(4):
+            exchange.before_forward()
+            with torch.no_grad():
+                weight.fill_(float(step))
+            exchange.after_update(0.25)
+            collective.barrier()
+        trained_in = weight.data_ptr()
+        close()
+        assert weight.tolist() == [[3.0, 3.0]]
+        assert weight.data_ptr() != trained_in or "allreduce" in strategy
+        collective.barrier()
+
+    run_on_threads(4, work)
+
+
 # ------------------------------------------------------------------------------------------------------ hierarchies
 
 
