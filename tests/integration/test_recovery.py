@@ -15,6 +15,7 @@ import pytest
 import torch
 from real_runs import KillServer, SignalAt, Slow, final_state, samples, small_net
 from real_runs import syncline as command
+from warm_process import warm_process
 
 import syncline
 from syncline.compute.tuning import TuningResult
@@ -185,8 +186,9 @@ def test_the_run_reports_how_it_recovered(tmp_path, capsys):
 def test_workers_can_be_added_and_removed_under_way(tmp_path, strategy):
     enough = tmp_path / "enough"
     at_first = 4 if strategy == "h2o" else 2  # two groups of two
-    model = Slow(small_net(), 0.02, until=enough)
+    model = Slow(small_net(), 0.05, until=enough)
     run_dir = tmp_path / "runs" / "elastic"
+    warm_process()  # starting it may take longer than the run
     with ThreadPoolExecutor(1) as threads:
         run = threads.submit(train, tmp_path, model, strategy=strategy, workers=at_first, epochs=50, name="elastic")
         _until(run, lambda: is_live(run_dir) and _steps(run_dir) > 0)
