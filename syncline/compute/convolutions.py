@@ -24,8 +24,8 @@ from typing import Any
 
 import torch
 from torch import nn
-from torch.autograd.function import once_differentiable
 
+from syncline.compute.forward_scope import ForwardScope
 from syncline.compute.kernels import convolve
 from syncline.compute.tuning import Algorithm, Algorithms, Pass
 
@@ -42,17 +42,22 @@ def tunable_convolutions(model: nn.Module) -> Iterator[tuple[str, nn.Conv2d]]:
             yield name, module
 
 
-def use_algorithms(model: nn.Module, algorithms: Mapping[str, Algorithms]) -> None:
+def use_algorithms(
+    model: nn.Module, algorithms: Mapping[str, Algorithms], *, scope: ForwardScope | None = None
+) -> None:
     """Use these algorithms for these layers of `model`, and torch's for all others.
 
     The layers are changed in place: parameters, hooks and the keys of `state_dict` stay the same. Where an algorithm is
     not applicable (other devices, other precisions, no gradients needed, no compiler) the layer falls back to torch.
+    With a `scope`, all layers take and return channels-last images inside of it, and are torch's own outside.
     """
     for name, module in tunable_convolutions(model):
         module.__dict__.pop(_ALGORITHMS, None)
+        module.__dict__.pop(_SCOPE, None)
         module.__class__ = nn.Conv2d
-        if name in algorithms:
-            module.__dict__[_ALGORITHMS] = algorithms[name]
+        if name in algorithms or scope is not None:
+            module.__dict__[_ALGORITHMS] = algorithms.get(name, Algorithms())
+            module.__dict__[_SCOPE] = scope
             module.__class__ = _TunedConv2d
 
 
@@ -157,6 +162,7 @@ def _backward_of_torch(
 
 
 _ALGORITHMS = "_syncline_algorithms"
+_SCOPE = "_syncline_scope"
 
 
 class _TunedConv2d(nn.Conv2d):
@@ -164,15 +170,22 @@ class _TunedConv2d(nn.Conv2d):
 
     def forward(self, input: torch.Tensor) -> torch.Tensor:  # the name is torch's
         """The same result as torch's, up to the order of sums."""
-        if not is_applicable(self, input):
+        scope: ForwardScope | None = self.__dict__[_SCOPE]
+        if not is_applicable(self, input) or (scope is not None and not scope.is_active):
             return super().forward(input)
+        if scope is not None:
+            input = input.contiguous(memory_format=torch.channels_last)
         output: torch.Tensor = _Convolve.apply(input, self.weight, self.bias, self)  # type: ignore[no-untyped-call]
         return output
+
+    def _get_name(self) -> str:
+        return nn.Conv2d.__name__  # where a user prints the model
 
     def __reduce_ex__(self, protocol: Any) -> Any:
         """Pickle and copy as torch's layer: algorithms are chosen for each machine anew."""
         del protocol
-        return _plain_layer, (), {name: value for name, value in self.__dict__.items() if name != _ALGORITHMS}
+        kept = {name: value for name, value in self.__dict__.items() if name not in (_ALGORITHMS, _SCOPE)}
+        return _plain_layer, (), kept
 
 
 def _plain_layer() -> nn.Conv2d:
@@ -199,10 +212,12 @@ class _Convolve(torch.autograd.Function):
         return _forward(layer, _algorithm(layer, x, "forward"), x, weight, bias)
 
     @staticmethod
-    @once_differentiable
     def backward(ctx: Any, dy: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
         (x, weight), layer = ctx.saved_tensors, ctx.layer
         needs_x, needs_weight, needs_bias, _ = ctx.needs_input_grad
+        if torch.is_grad_enabled():  # second derivatives are wanted, which only torch's own functions have
+            wanted = (needs_x, needs_weight, needs_bias)
+            return *_backward_of_torch(layer, x, dy, weight, wanted), None
         if x.is_contiguous(memory_format=torch.channels_last):
             dy = dy.contiguous(memory_format=torch.channels_last)
         dx = _input_gradient(layer, _algorithm(layer, x, "input"), x, dy, weight) if needs_x else None

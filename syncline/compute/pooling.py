@@ -20,7 +20,6 @@ from typing import Any
 
 import torch
 from torch import nn
-from torch.autograd.function import once_differentiable
 
 from syncline.compute.kernels import max_pool
 from syncline.compute.tuning import Algorithm, Algorithms
@@ -59,6 +58,9 @@ class _CompiledMaxPool2d(nn.MaxPool2d):
     def forward(self, input: torch.Tensor) -> torch.Tensor:  # the name is torch's
         return pool(self, "compiled" if is_pool_applicable(self, input) else "torch", input)
 
+    def _get_name(self) -> str:
+        return nn.MaxPool2d.__name__  # where a user prints the model
+
     def __reduce_ex__(self, protocol: Any) -> Any:
         """Pickle and copy as torch's layer: the algorithm is chosen for each machine anew."""
         del protocol
@@ -81,10 +83,12 @@ class _Pool(torch.autograd.Function):
         return y
 
     @staticmethod
-    @once_differentiable
     def backward(ctx: Any, dy: torch.Tensor) -> tuple[torch.Tensor | None, None]:
         """The gradient of the input."""
         (positions,) = ctx.saved_tensors
+        if torch.is_grad_enabled():  # second derivatives are wanted, which only torch's own functions have
+            indices = max_pool.indices_of(ctx.layer, ctx.size, positions)
+            return nn.functional.max_unpool2d(dy, indices, ctx.layer.kernel_size, output_size=ctx.size[2:]), None
         return max_pool.input_gradient(ctx.layer, ctx.size, dy, positions), None
 
 
@@ -102,6 +106,9 @@ class _FormatPreservingAvgPool2d(nn.AdaptiveAvgPool2d):
         if input.requires_grad and input.dim() == 4 and input.is_contiguous(memory_format=torch.channels_last):
             input.register_hook(_channels_last)  # type: ignore[no-untyped-call]
         return super().forward(input)
+
+    def _get_name(self) -> str:
+        return nn.AdaptiveAvgPool2d.__name__  # where a user prints the model
 
     def __reduce_ex__(self, protocol: Any) -> Any:
         """Pickle and copy as torch's layer: the memory format is chosen for each machine anew."""

@@ -119,7 +119,7 @@ def make_plan(facts: TaskFacts, config: RunConfig, machine: Machine, hosts: Sequ
         "precision": "bf16" if config.precision == "bf16" else "float32",
         "memory_format": "channels-last" if config.memory_format == "channels-last" else "contiguous",
         "memory_limit_bytes": None if config.memory_limit is None else bytes_of("memory_limit", config.memory_limit),
-        "measured": _measured(config, length.total_steps) if facts.kind == "train" else (),
+        "measured": _measured(facts, config, length.total_steps),
         "notes": tuple(notes),
     }
     # Every other field of a plan is a setting or a fact of the task, under the same name.
@@ -239,14 +239,17 @@ def _can_share_memory(config: RunConfig, machine: Machine, device: str) -> bool:
     return config.collective == "auto" and device == "cpu" and machine.no_shared_memory_because is None
 
 
-def _measured(config: RunConfig, steps: int) -> tuple[Choice, ...]:
-    """What the workers tune by measuring. In a short run, measuring would take longer than it could save."""
+def _measured(facts: TaskFacts, config: RunConfig, steps: int) -> tuple[Choice, ...]:
+    """What the workers tune by measuring. In a short run, measuring would take longer than it could save.
+
+    How long a script runs is not known before; its workers decide when to measure.
+    """
     chosen: list[Choice] = []
-    if config.tune == "auto" and steps >= _FEWEST_STEPS_TO_TUNE:
+    if config.tune == "auto" and (steps >= _FEWEST_STEPS_TO_TUNE or facts.kind == "own-loop"):
         chosen += ["memory-format"] if config.memory_format == "auto" else []
         chosen += ["convolutions"] if config.precision != "bf16" else []
         chosen += ["threads"] if config.threads is None else []
-        chosen += ["loaders"] if config.loaders is None else []
+        chosen += ["loaders"] if config.loaders is None and facts.kind == "train" else []
     return (*chosen, "precision") if config.precision == "auto" else tuple(chosen)
 
 

@@ -22,7 +22,7 @@ import msgspec
 import torch
 from torch import nn
 
-from syncline.comms.collective import Collective
+from syncline.comms.collective import Collective, Solo
 from syncline.compute.compare_layers import compare_layers
 from syncline.compute.convolutions import tunable_convolutions
 from syncline.compute.kernels.build import library
@@ -40,13 +40,8 @@ from syncline.compute.tuning import (
     with_layers,
     with_loaders,
 )
-from syncline.data.augmented import untransformed
-from syncline.data.order import Share
-from syncline.data.source import DatasetSource, Source
 from syncline.planning.plan import Plan
 from syncline.telemetry.events import InfoMessage
-from syncline.workers.build import Loss
-from syncline.workers.forward import loss_of, to_device
 from syncline.workers.session import Session
 from syncline.workers.tuning import computing_in, lay_out, planned
 from syncline.workers.tuning_cache import cache_file, forget, key_of, look_up, remember
@@ -72,35 +67,29 @@ _TIMED = [(which, algorithm) for which, algorithms in PASSES for algorithm in al
 
 
 def find_tuning(
-    session: Session, model: nn.Module, optimizer: torch.optim.Optimizer, loss: Loss, source: Source, share: Share
+    session: Session, trial: CalibrationTrial, *, batch: int, is_alone: bool = False, checks_cache: bool = False
 ) -> Tuning:
     """The fastest tuning, from the cache or measured now; reported to the user.
 
-    All workers call this together, each with its own first share of the samples.
+    All workers call this together, each with its own share of a `batch`; one that `is_alone` decides for itself.
+    `checks_cache`: try what is in the cache first, because the model may compute otherwise than the one it was for.
     """
-    plan, collective = session.plan, session.collective
+    plan, collective = session.plan, Solo() if is_alone else session.collective
     start = planned(plan)
-    if not _has_choice(plan, model, source):
+    if not has_choice(plan, trial.model, has_slow_data=trial.has_slow_data):
         return start
-    key = key_of(model, plan, -(-plan.batch // plan.size))
-    found = _from_rank_0(collective, look_up(key) if session.rank == 0 else None)
+    key = key_of(trial.model, plan, -(-batch // plan.size))
+    found = _from_rank_0(collective, look_up(key) if collective.rank == 0 else None)
+    if found is not None and checks_cache and not works(trial, found[0], start, collective):
+        found = None
     seconds = 0.0
     if found is None:
         begun = time.monotonic()
-        trial = CalibrationTrial(
-            model,
-            optimizer,
-            lambda model, batch: loss_of(model, loss, batch)[0],
-            lambda samples: to_device(source.fetch(share.indices[:samples]), session.device),
-            samples=len(share.indices),
-            device=session.device,
-            has_slow_data=isinstance(untransformed(source), DatasetSource),
-        )
-        if session.rank == 0:
+        if collective.rank == 0:
             remember(key, start, ())  # if a process crashes while measuring, later runs do not try again
         found = calibrate(trial, plan, start, collective)
         seconds = time.monotonic() - begun
-        if session.rank == 0:
+        if collective.rank == 0:
             remember(key, *found) if found[1] else forget(key)
     tuning, results = found
     if session.rank == 0 and (results or not seconds):
@@ -109,7 +98,7 @@ def find_tuning(
     return tuning
 
 
-def _has_choice(plan: Plan, model: nn.Module, source: Source) -> bool:
+def has_choice(plan: Plan, model: nn.Module, *, has_slow_data: bool) -> bool:
     """Whether there is anything to measure; for many models there is not."""
     return (
         ("memory-format" in plan.measured and _has_images(model))
@@ -118,11 +107,7 @@ def _has_choice(plan: Plan, model: nn.Module, source: Source) -> bool:
         )
         or "precision" in plan.measured
         or ("threads" in plan.measured and plan.workers[0].threads > 1)
-        or (
-            "loaders" in plan.measured
-            and isinstance(untransformed(source), DatasetSource)
-            and plan.workers[0].threads > 1
-        )
+        or ("loaders" in plan.measured and has_slow_data and plan.workers[0].threads > 1)
     )
 
 
@@ -157,9 +142,13 @@ class CalibrationTrial:
         samples: int,
         device: torch.device,
         has_slow_data: bool = False,
+        lay_out: Callable[[nn.Module, torch.optim.Optimizer, Tuning], None] = lay_out,
+        tolerance: float = _MAX_DIFFERENCE,
     ) -> None:
+        """`tolerance` is that of the relative difference between the losses of two tunings."""
         self.model, self.optimizer, self._loss, self._fetch = model, optimizer, loss, fetch
         self.samples, self.device, self.has_slow_data = samples, device, has_slow_data
+        self._lay_out, self.tolerance = lay_out, tolerance
         self.batch: Any = None
         self.scale = 1.0
         """The samples of a training step, relative to the trial's."""
@@ -175,7 +164,7 @@ class CalibrationTrial:
 
     def step(self, tuning: Tuning) -> tuple[float, float]:
         """Run forward and backward; the time and the loss."""
-        lay_out(self.model, self.optimizer, tuning)
+        self._lay_out(self.model, self.optimizer, tuning)
         torch.manual_seed(0)
         self.model.zero_grad(set_to_none=True)
         start = time.perf_counter()
@@ -185,7 +174,7 @@ class CalibrationTrial:
     def losses_of_training(self, tuning: Tuning) -> list[float]:
         """The losses of a few training steps on a copy of the model."""
         model, optimizer = copy.deepcopy((self.model, self.optimizer))
-        lay_out(model, optimizer, tuning)
+        self._lay_out(model, optimizer, tuning)
         torch.manual_seed(0)
         losses = []
         for _ in range(_CHECK_STEPS):
@@ -241,6 +230,12 @@ def calibrate(trial: CalibrationTrial, plan: Plan, start: Tuning, collective: Co
             return start, ()
 
 
+def works(trial: CalibrationTrial, tuning: Tuning, usual: Tuning, collective: Collective) -> bool:
+    """Whether a step with `tuning` computes the loss of one with the `usual` tuning, on all workers."""
+    with trial.without_side_effects():
+        return _Measurer(trial, collective).agree(tuning, usual)
+
+
 class _CannotMeasure(Exception):
     """Not even the default tuning works."""
 
@@ -292,6 +287,12 @@ class _Measurer:
         best = {k: min(times) for k, times in zip(left, zip(*rounds, strict=True), strict=True)}
         return [best.get(k, seconds) for k, seconds in enumerate(warm_up)]
 
+    def agree(self, tuning: Tuning, usual: Tuning) -> bool:
+        """Whether a step with each works, with the fewest samples, and has the same loss."""
+        return self._seconds_of(min(_LEAST_SAMPLES, self._trial.samples), usual) > 0 and all(
+            math.isfinite(seconds) for seconds in self._one_round([usual, tuning])
+        )
+
     def fetch_s(self) -> float:
         """How long the slowest worker took to read the samples of a step."""
         return max(times[0] for times in self._gather([self._trial.fetch_s]))
@@ -338,7 +339,7 @@ class _Measurer:
                 seconds = loss = math.inf
             if not mine:
                 usual_loss = loss
-            is_the_same = abs(loss - usual_loss) <= _MAX_DIFFERENCE * max(abs(usual_loss), 1.0)
+            is_the_same = abs(loss - usual_loss) <= self._trial.tolerance * max(abs(usual_loss), 1.0)
             mine.append(seconds if is_the_same else math.inf)
         return [max(times) for times in zip(*self._gather(mine), strict=True)]
 

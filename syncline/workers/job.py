@@ -27,7 +27,7 @@ from syncline.planning.plan import Plan
 from syncline.task import Task
 from syncline.telemetry.events import WarningMessage
 from syncline.workers.build import build_loss, build_model, build_optimizer, build_schedule, build_sources
-from syncline.workers.calibrate import find_tuning
+from syncline.workers.calibrate import CalibrationTrial, find_tuning
 from syncline.workers.evaluate import Evaluator
 from syncline.workers.forward import check_trainable, correct_fraction, loss_of, pieces, to_device
 from syncline.workers.micro_batches import MicroBatches
@@ -215,7 +215,17 @@ class Job:
             return planned(self.plan)
         if self.plan.memory_limit_bytes is not None:
             first = replace(first, indices=first.indices[:_FEW_SAMPLES])
-        return find_tuning(self.session, self.state.model, self.state.optimizer, self._loss, self.train_source, first)
+        indices, source = first.indices, self.train_source
+        trial = CalibrationTrial(
+            self.state.model,
+            self.state.optimizer,
+            lambda model, batch: loss_of(model, self._loss, batch)[0],
+            lambda samples: self.to_device(source.fetch(indices[:samples])),
+            samples=len(indices),
+            device=self.device,
+            has_slow_data=isinstance(untransformed(source), DatasetSource),
+        )
+        return find_tuning(self.session, trial, batch=self.plan.batch)
 
     def _dry_run(self, samples: int) -> None:
         """Forward and backward on some samples; leaves no gradients."""

@@ -16,6 +16,7 @@ from torch import nn
 
 from syncline.comms.collective import Collective
 from syncline.compute.convolutions import use_algorithms
+from syncline.compute.forward_scope import ForwardScope, keep_dropout_masks
 from syncline.compute.pooling import preserve_memory_format, use_pool_algorithms
 from syncline.compute.tuning import Tuning
 from syncline.planning.plan import Plan
@@ -59,6 +60,21 @@ def lay_out(model: nn.Module, optimizer: torch.optim.Optimizer, tuning: Tuning) 
         for name, value in kept.items():
             if isinstance(value, torch.Tensor) and value.shape == p.shape and value.stride() != p.stride():
                 kept[name] = torch.empty_like(p, dtype=value.dtype).copy_(value)
+
+
+def use_in_forward(model: nn.Module, tuning: Tuning, scope: ForwardScope) -> None:
+    """Apply a tuning to a model of a user's own loop.
+
+    Channels-last memory is used inside of `scope` only: the script's code keeps the memory format that it knows.
+    """
+    if tuning.threads is not None:
+        torch.set_num_threads(tuning.threads)
+    is_channels_last = tuning.memory_format == "channels-last"
+    use_algorithms(model, tuning.layers, scope=scope if is_channels_last else None)
+    use_pool_algorithms(model, tuning.layers)
+    if is_channels_last:
+        preserve_memory_format(model)
+        keep_dropout_masks(model)
 
 
 def computing_in(precision: str, device: torch.device) -> AbstractContextManager[object]:

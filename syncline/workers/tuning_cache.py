@@ -40,7 +40,7 @@ def key_of(model: nn.Module, plan: Plan, samples: int) -> str:
     worker = plan.workers[0]
     facts = [
         __version__, torch.__version__, machine.processor, machine.cores, torch.backends.cpu.get_cpu_capability(),
-        worker.device, worker.threads, plan.size, samples, plan.measured, plan.memory_format, plan.precision,
+        plan.kind, worker.device, worker.threads, plan.size, samples, plan.measured, plan.memory_format, plan.precision,
         repr(model), [list(p.shape) for p in model.parameters()], PASSES,
     ]  # fmt: skip
     return hashlib.sha256(json.dumps(facts).encode()).hexdigest()[:32]

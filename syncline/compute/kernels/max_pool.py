@@ -55,6 +55,15 @@ def input_gradient(layer: nn.MaxPool2d, x: torch.Size, dy: torch.Tensor, positio
     return dx
 
 
+def indices_of(layer: nn.MaxPool2d, x: torch.Size, positions: torch.Tensor) -> torch.Tensor:
+    """The positions as torch counts them: in the whole image, row by row."""
+    height, width = _window(layer)
+    tops = height * torch.arange(positions.shape[2]).view(-1, 1)
+    lefts = width * torch.arange(positions.shape[3])
+    inside = positions.long()
+    return (tops + inside // width) * x[3] + lefts + inside % width
+
+
 class _PoolShape(ctypes.Structure):
     """Mirrors `PoolShape` in `max_pool.cpp`."""
 

@@ -49,7 +49,7 @@ class PreparedParts:
             thing.to(self._training.session.device)
             if not any(thing is model for model in self.models):
                 self.models.append(thing)
-                thing.register_forward_pre_hook(lambda *_: self._training.on_forward())
+                thing.register_forward_pre_hook(self._training.on_forward, with_kwargs=True)
         elif isinstance(thing, torch.optim.Optimizer):
             self._check_early("optimizer")
             self._add_optimizer(thing)
@@ -138,6 +138,11 @@ class PreparedParts:
             is_single = len(self.models) == 1 and not outside
             self._model = self.models[0] if is_single else _Everything(self.models, outside)
         return self._model
+
+    def models_in(self, copied: nn.Module) -> list[nn.Module]:
+        """The models in a copy of `model`, in their order."""
+        names = {id(module): name for name, module in self.model.named_modules()}
+        return [copied.get_submodule(names[id(model)]) for model in self.models]
 
     @property
     def optimizer(self) -> Any:

@@ -23,6 +23,7 @@ from syncline.workers.own_loop.lateness import epoch_when_started, is_aborted, i
 from syncline.workers.own_loop.optimizer import plain_optimizer
 from syncline.workers.own_loop.parts import PreparedParts
 from syncline.workers.own_loop.script import LoopLeft, LoopRestarted, LoopStopped
+from syncline.workers.own_loop.tuning import LoopTuner
 from syncline.workers.own_loop.updates import LoopUpdates
 from syncline.workers.replica import OwnLoop
 from syncline.workers.rounds import LoopRound, ScriptMustRestart
@@ -57,6 +58,7 @@ class LoopTraining:
         self._is_asynchronous = method.is_asynchronous
         self.updates = LoopUpdates(self)
         self.parts = PreparedParts(self)
+        self.tuner = LoopTuner(self)
         self._without_samples = ExitStack()
         self._progress_at_start: Any = None
         self.on_end: list[Callable[[], None]] = []
@@ -111,7 +113,9 @@ class LoopTraining:
         own_loop = OwnLoop(plain, _RoundStatistics(self))
         while True:
             try:
-                self.stepper.enter_view(self.state, clip_norm=self.clip_norm, own_loop=own_loop)
+                self.stepper.enter_view(
+                    self.state, clip_norm=self.clip_norm, tune=self.tuner.enter_view, own_loop=own_loop
+                )
                 return
             except ScriptMustRestart:
                 raise LoopRestarted(0) from None
@@ -181,10 +185,11 @@ class LoopTraining:
         if self.round.is_open and not self.parts.has_gradients():
             self.skip_taken(keeps_last=False)
         continues = self.round.is_open
-        if not continues:
-            self.round.begin(share.position.step, self.state, may_fail=self.stepper.can_be_interrupted)
-            self.updates.weights.begin()
         try:
+            if not continues:
+                self.tuner.before_round()
+                self.round.begin(share.position.step, self.state, may_fail=self.stepper.can_be_interrupted)
+                self.updates.weights.begin()
             self.stepper.begin_step(share, continues=continues)
         except PeerFailed:
             self.recover(is_between_rounds=True)
@@ -197,13 +202,14 @@ class LoopTraining:
             self._without_samples.enter_context(take_part_without_samples(self.parts.model))
         return True
 
-    def on_forward(self) -> None:
+    def on_forward(self, model: torch.nn.Module, arguments: tuple[Any, ...], options: dict[str, Any]) -> None:
         """A prepared model is about to compute: with the state of the run, not with its initial parameters."""
         if not self.parts.optimizers or (self.is_replacement and self.order is not None):
             return
         self.enter()
         if torch.is_grad_enabled():
             self.begin_without_data()
+        self.tuner.on_forward(model, arguments, options)
 
     def begin_without_data(self) -> None:
         """If the script takes no batches from Syncline, its round begins with the first thing after an update."""

@@ -1,0 +1,88 @@
+"""Channels-last memory inside a model's forward pass, and ordinary memory outside of it.
+
+Compiled convolutions need channels-last images. A user's own script may depend on the order of memory wherever it sees
+a tensor: `view` refuses a channels-last one. So the layers compute in channels-last memory only while the forward pass
+of a whole model is running, of which a trial has shown that it works so, and its outputs are given back in ordinary
+memory. Parameters stay as they are.
+
+Here: `ForwardScope`, which knows whether such a pass is running, and `keep_dropout_masks`. Not here: the layers that
+ask whether they are inside (`convolutions.py`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch import nn
+from torch.utils import _pytree as pytree
+
+
+class ForwardScope:
+    """Whether the forward pass of one of the models is running, in a training step."""
+
+    def __init__(self) -> None:
+        self.is_active = False
+        self._outer: list[bool] = []
+        self._hooks: list[Any] = []
+
+    def watch(self, models: Iterable[nn.Module]) -> None:
+        """Be active during the forward passes of these models, and of no others."""
+        for hook in self._hooks:
+            hook.remove()
+        self._hooks = [hook for model in models for hook in self._watch(model)]
+
+    def _watch(self, model: nn.Module) -> Iterator[Any]:
+        yield model.register_forward_pre_hook(lambda *_: self._enter(model))
+        yield model.register_forward_hook(lambda _module, _inputs, outputs: self._leave(outputs), always_call=True)
+
+    @contextmanager
+    def active(self) -> Iterator[None]:
+        """Be active inside this context."""
+        outer, self.is_active = self.is_active, True
+        try:
+            yield
+        finally:
+            self.is_active = outer
+
+    def _enter(self, model: nn.Module) -> None:
+        self._outer.append(self.is_active)
+        self.is_active = model.training and torch.is_grad_enabled()
+
+    def _leave(self, outputs: Any) -> Any:
+        was_active, self.is_active = self.is_active, self._outer.pop()
+        return pytree.tree_map_only(torch.Tensor, _ordinary, outputs) if was_active else outputs
+
+
+def keep_dropout_masks(model: nn.Module) -> None:
+    """Make the Dropout layers of `model` drop the same elements whatever the memory format is.
+
+    torch draws a mask in the order of memory. In channels-last memory that would be another mask.
+    """
+    for module in model.modules():
+        if type(module) is nn.Dropout:
+            module.__class__ = _OrderedDropout
+
+
+class _OrderedDropout(nn.Dropout):
+    """Torch's layer with masks in the order of the dimensions. Instances get this class by assignment."""
+
+    def forward(self, input: torch.Tensor) -> torch.Tensor:  # the name is torch's
+        if not self.training or self.inplace or input.is_contiguous():
+            return super().forward(input)
+        return input * super().forward(torch.ones(input.shape, dtype=input.dtype, device=input.device))
+
+    def _get_name(self) -> str:
+        return nn.Dropout.__name__  # where a user prints the model
+
+    def __reduce_ex__(self, protocol: Any) -> Any:
+        """Pickle and copy as torch's layer."""
+        del protocol
+        return nn.Dropout, (), self.__dict__
+
+
+def _ordinary(tensor: torch.Tensor) -> torch.Tensor:
+    is_channels_last = tensor.dim() == 4 and tensor.is_contiguous(memory_format=torch.channels_last)
+    return tensor.contiguous() if is_channels_last else tensor
