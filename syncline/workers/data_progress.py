@@ -32,6 +32,8 @@ class DataProgress:
         self.position = self.start = Position()
         """Where this worker is, and where the current View started."""
         self.assignment = self.assignment_from(self.position)
+        self.rank: int | None = None
+        """This worker's rank in the assignment; None if it has no share of it."""
         self.holders: tuple[int, ...] = ()
         """The worker_id that has each share of the assignment, by the assignment's ranks."""
         self.generation = 0
@@ -53,22 +55,22 @@ class DataProgress:
         """Continue at the start of `assignment`, with the members of the current View."""
         self.assignment = assignment
         self.position = self.start = assignment.start
-        self.holders, self.inherited_at = tuple(self._session.members), None
+        self._divide_among(self._session.members)
+        self.inherited_at = None
         self.generation += 1
 
     def inherit_assignment(self, assignment: Assignment, holders: Sequence[int], *, at: int, applied: int) -> None:
         """Continue with the assignment of the last View after `at` steps; `applied` of them are in the state."""
         is_new = (assignment, tuple(holders)) != (self.assignment, self.holders)
-        self.assignment, self.holders, self.inherited_at = assignment, tuple(holders), applied
+        self.assignment, self.inherited_at = assignment, applied
+        self._divide_among(holders)
         self.has_exchanged = False
         self.position = assignment.at(at)
         self.generation += is_new
 
-    @property
-    def rank(self) -> int | None:
-        """This worker's rank in the assignment; None if it has no share of it."""
-        worker_id = self._session.worker_id
-        return self.holders.index(worker_id) if worker_id in self.holders else None
+    def _divide_among(self, holders: Sequence[int]) -> None:
+        self.holders, worker_id = tuple(holders), self._session.worker_id
+        self.rank = self.holders.index(worker_id) if worker_id in self.holders else None
 
     def samples_of_members(self, share: Share) -> int:
         """How many samples of the step of `share` the current members have; the holders of the rest are gone."""

@@ -204,8 +204,10 @@ class Stepper:
         if self._recovery is not None:
             self._report_recovery(self._recovery(position.step))
         if shares:
-            samples, batch = sum(len(share.indices) for share in shares), sum(share.batch for share in shares)
-            after = shares[-1].after
+            last = shares[-1]
+            samples, batch, after = len(last.indices), last.batch, last.after
+            for share in shares[:-1]:  # accumulated
+                samples, batch = samples + len(share.indices), batch + share.batch
             if self._round is not None:
                 after = replace(after, step=self._round.steps + 1)  # not how many batches were taken
             recorder.step(after, samples, batch, outcome.loss, outcome.correct, self.state.lr)

@@ -53,9 +53,9 @@ class Updater:
         self._requests, self._clip_norm = requests, clip_norm
         self._meeting = Meeting(replica.collective, requests)
         piggybacked = replica.gradients.piggybacked
-        # On a CPU, NumPy writes a few numbers ten times faster than torch.
+        # On a CPU, NumPy reads and writes a few numbers ten times faster than torch.
         self._piggybacked_in_numpy = piggybacked.numpy() if piggybacked.device.type == "cpu" else None
-        self._numbers = [0.0] * PIGGYBACKED_COUNT
+        self._values = [0.0] * PIGGYBACKED_COUNT  # this worker's own, or those of all workers if they have agreed
         self._has_agreed = False
 
     def __call__(
@@ -73,9 +73,8 @@ class Updater:
         after it. A loss that is not finite leaves model and optimizer unchanged.
         """
         self.combine(weight, loss, correct)
-        outcome = self.apply(weight, step=step, is_together=is_together)
-        return outcome._replace(
-            loss=outcome.loss if loss is not None else None, correct=outcome.correct if correct is not None else None
+        return self.apply(
+            weight, step=step, is_together=is_together, has_loss=loss is not None, has_correct=correct is not None
         )
 
     def combine(
@@ -88,7 +87,7 @@ class Updater:
         gradients, requests = self._replica.gradients, self._requests
         gradients.attach()
         number = float(mark or 0)
-        self._numbers = [
+        self._values = [
             loss or 0.0,
             correct or 0.0,
             1.0,
@@ -97,22 +96,27 @@ class Updater:
             float(requests.stop_requested()),
             float(requests.save_requested()),
         ]
-        self._write_piggybacked(self._numbers)
+        self._write_piggybacked(self._values)
         self._recorder.waits = True
         self._has_agreed = self._exchange.before_update(weight)
         self._recorder.mark("exchange")
         self._recorder.waits = False
-        if mark is None or not self._has_agreed:
-            return True
-        one, total, squares = gradients.piggybacked[2:5].tolist()
-        return is_unanimous(one, total, squares)
+        if self._has_agreed:
+            self._values = self._read_piggybacked()
+        return mark is None or not self._has_agreed or is_unanimous(*self._values[2:5])
 
     def apply(
-        self, weight: float, *, step: int, is_together: bool = False, update: Callable[[], None] | None = None
+        self,
+        weight: float,
+        *,
+        step: int,
+        is_together: bool = False,
+        has_loss: bool = True,
+        has_correct: bool = True,
+        update: Callable[[], None] | None = None,
     ) -> Outcome:
         """The second half: clip and update, by `update` instead of the exchange if given."""
-        piggybacked = self._replica.gradients.piggybacked
-        is_finite = math.isfinite(float(piggybacked[0]) if self._has_agreed else self._numbers[0])
+        is_finite = math.isfinite(self._values[0])
         if is_finite:
             if self._clip_norm is not None:
                 torch.nn.utils.clip_grad_norm_(self._replica.gradients.parameters, self._clip_norm)
@@ -121,16 +125,24 @@ class Updater:
 
         is_asynchronous = self._exchange.is_asynchronous
         self._recorder.waits = True
-        has_agreed = self._exchange.after_update(weight) or self._has_agreed
-        values = piggybacked.tolist() if has_agreed else [*self._numbers[:5], 0.0, 0.0]
-        stop, save = values[5:]
+        if self._exchange.after_update(weight):
+            self._values, self._has_agreed = self._read_piggybacked(), True
+        loss, correct, _, _, _, stop, save = self._values
+        if not self._has_agreed:
+            stop = save = 0.0  # all workers stop and save together
         if is_asynchronous:
             must = is_together or self._exchange.must_meet(step)
             agreed = self._meeting.after_step(step, must=must, may_continue=self._exchange.may_continue)
             stop, save = (agreed.stop, agreed.save) if agreed else (0.0, 0.0)
         self._recorder.mark("exchange")
         self._recorder.waits = False
-        return Outcome(loss=values[0], correct=values[1], is_finite=is_finite, stop=stop > 0, save=save > 0)
+        return Outcome(
+            loss=loss if has_loss else None,
+            correct=correct if has_correct else None,
+            is_finite=is_finite,
+            stop=stop > 0,
+            save=save > 0,
+        )
 
     def meet(self, step: int) -> None:
         """Meet the other workers outside of a step: this worker's loop has ended after `step` steps."""
@@ -144,6 +156,11 @@ class Updater:
                 code="unequal-loops",
                 step=step,
             )
+
+    def _read_piggybacked(self) -> list[float]:
+        numbers = self._piggybacked_in_numpy
+        values: list[float] = (self._replica.gradients.piggybacked if numbers is None else numbers).tolist()
+        return values
 
     def _write_piggybacked(self, numbers: list[float]) -> None:
         if self._piggybacked_in_numpy is not None:
