@@ -34,6 +34,7 @@ SUITES = {
     "stragglers": Entry("stragglers", "cost of slow workers, synchronous and with bounded staleness"),
     "recovery": Entry("recovery", "time from kill -9 of a worker to the next step, beside torchrun with DDP"),
     "torchrun": Entry("torchrun", "an unchanged DDP script: throughput and restart, beside torchrun"),
+    "own-loop": Entry("own_loop", "a script of your own with convolutions, beside one process and DDP"),
     "tolerance": Entry("tolerance", "overhead of fault tolerance per step while nothing fails"),
     "allreduce": Entry("allreduce", "all-reduce on one host, beside gloo and copying memory"),
     "servers": Entry("servers", "parameter servers: round trips and updates per second, beside gloo"),

@@ -21,7 +21,7 @@ from syncline.lab.bench.scripts.torchrun_ddp import BATCH
 from syncline.lab.bench.startup import environment
 
 _SCRIPT = Path(__file__).parent / "scripts" / "torchrun_ddp.py"
-_WORKERS = 2
+WORKERS = 2
 _TIMEOUT_S = 180.0
 _FASTER = 1.15
 _RESTART = 0.3
@@ -38,7 +38,7 @@ def suites(settings: BenchSettings) -> Generator[Suite, None, None]:
         folder = Path(name)
         yield Suite(
             name="torchrun",
-            measures=f"A plain DDP script, unchanged: LeNet, {_WORKERS} workers with one thread each, {BATCH} random "
+            measures=f"A plain DDP script, unchanged: LeNet, {WORKERS} workers with one thread each, {BATCH} random "
             f"images per worker: images per second over all workers, over {steps} steps.",
             unit="images/s",
             contenders=_contenders(folder, [str(steps)]),
@@ -47,7 +47,7 @@ def suites(settings: BenchSettings) -> Generator[Suite, None, None]:
         )
         yield Suite(
             name="torchrun-restart",
-            measures=f"The same script: time from kill -9 of one of {_WORKERS} workers to the first step of the "
+            measures=f"The same script: time from kill -9 of one of {WORKERS} workers to the first step of the "
             "restarted script.",
             unit="s",
             contenders=_contenders(folder, ["1", "--kill"]),
@@ -60,40 +60,42 @@ def _contenders(folder: Path, arguments: list[str]) -> tuple[Contender, ...]:
     return (
         Contender(
             name="torchrun",
-            measure=lambda: measure(_torchrun, folder, arguments),
-            what=f"torchrun --nproc-per-node {_WORKERS} --max-restarts 1, DistributedDataParallel on gloo.",
+            measure=lambda: measure(torchrun, folder, _SCRIPT, arguments),
+            what=f"torchrun --nproc-per-node {WORKERS} --max-restarts 1, DistributedDataParallel on gloo.",
         ),
         Contender(
             name="syncline run",
-            measure=lambda: measure(_syncline, folder, arguments),
-            what=f"syncline run --workers {_WORKERS}: shared memory in gloo's place.",
+            measure=lambda: measure(syncline_run, folder, _SCRIPT, arguments),
+            what=f"syncline run --workers {WORKERS}: shared memory in gloo's place.",
         ),
     )
 
 
-def measure(command: Command, folder: Path, arguments: list[str]) -> float:
-    """Run the script, and return what it has measured."""
+def measure(command: Command, folder: Path, script: Path, arguments: list[str]) -> float:
+    """Run `script`, and return what it has measured."""
     result = folder / "result"
     for path in (result, result.with_suffix(".killed")):
         path.unlink(missing_ok=True)
-    words = command(folder, [str(_SCRIPT), str(result), *arguments])
+    words = command(folder, [str(script), str(result), *arguments])
     # Without this, workers that torchrun restarts wait for the dead ones (github.com/pytorch/pytorch/issues/135712).
     settings = {**os.environ, **environment(), "TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1"}
     output = output_of(words, environment=settings, folder=folder, timeout_s=_TIMEOUT_S)
     try:
         return float(result.read_text())
     except (OSError, ValueError):
-        raise SynclineError(f"{_SCRIPT.name} has measured nothing. Its output:\n{output}") from None
+        raise SynclineError(f"{script.name} has measured nothing. Its output:\n{output}") from None
 
 
-def _torchrun(folder: Path, script: list[str]) -> list[str]:
-    launcher = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", str(_WORKERS)]
+def torchrun(folder: Path, script: list[str]) -> list[str]:
+    """The command that runs a script for torch.distributed under torchrun."""
+    launcher = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", str(WORKERS)]
     launcher += ["--max-restarts", "1", "--log-dir", str(folder / "logs")]
     # Port 0: any free port, so that concurrent jobs do not clash.
     return [*launcher, "--rdzv-backend", "c10d", "--rdzv-endpoint", "127.0.0.1:0", "--local-addr", "127.0.0.1", *script]
 
 
-def _syncline(folder: Path, script: list[str]) -> list[str]:
-    options = ["--workers", str(_WORKERS), "--threads", "1", "--out", str(folder / "runs")]
+def syncline_run(folder: Path, script: list[str]) -> list[str]:
+    """The command that runs a script under Syncline."""
+    options = ["--workers", str(WORKERS), "--threads", "1", "--out", str(folder / "runs")]
     path, *arguments = script
     return [sys.executable, "-m", "syncline.cli.main", "run", path, *options, "--", *arguments]

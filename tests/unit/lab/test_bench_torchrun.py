@@ -17,7 +17,7 @@ from syncline.lab.bench.harness import BenchSettings
 def test_throughput_and_restart_are_compared_with_torchrun(monkeypatch: pytest.MonkeyPatch) -> None:
     ran: list[tuple[str, list[str]]] = []
 
-    def measure(command: torchrun.Command, folder: Path, arguments: list[str]) -> float:
+    def measure(command: torchrun.Command, folder: Path, script: Path, arguments: list[str]) -> float:
         ran.append((command.__name__, arguments))
         return 1.0
 
@@ -34,17 +34,18 @@ def test_throughput_and_restart_are_compared_with_torchrun(monkeypatch: pytest.M
         ("syncline run", 0.3, "at most"),
     ]
     assert ran == [
-        ("_torchrun", ["20"]), ("_syncline", ["20"]), ("_torchrun", ["1", "--kill"]), ("_syncline", ["1", "--kill"]),
+        ("torchrun", ["20"]), ("syncline_run", ["20"]),
+        ("torchrun", ["1", "--kill"]), ("syncline_run", ["1", "--kill"]),
     ]  # fmt: skip
 
 
 @pytest.mark.parametrize("arguments", [["2"], ["1", "--kill"]], ids=["throughput", "restart"])
 def test_the_script_measures_itself_under_syncline(tmp_path: Path, arguments: list[str]) -> None:
-    assert torchrun.measure(torchrun._syncline, tmp_path, arguments) > 0
+    assert torchrun.measure(torchrun.syncline_run, tmp_path, torchrun._SCRIPT, arguments) > 0
     (log,) = tmp_path.glob("runs/*/events.jsonl")
     assert log.read_text().count('"event":"group_trains"') == len(arguments)
 
 
 def test_a_command_that_measures_nothing_is_an_error(tmp_path: Path) -> None:
     with pytest.raises(SynclineError, match="has measured nothing"):
-        torchrun.measure(lambda folder, script: ["true"], tmp_path, ["1"])
+        torchrun.measure(lambda folder, script: ["true"], tmp_path, torchrun._SCRIPT, ["1"])
