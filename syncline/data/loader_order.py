@@ -2,7 +2,8 @@
 
 Here: `order_of`. The order of each epoch is drawn once, in full, from the loader's sampler or batch sampler, and then
 divided among the workers like any other order. Shuffled and sequential loaders use Syncline's own order, which needs no
-drawing. Not here: the division (`assignment.py`) and reading samples (`source.py`, `prefetch.py`).
+drawing. Not here: streams (`stream_order.py`), the division (`assignment.py`) and reading samples (`source.py`,
+`prefetch.py`).
 """
 
 from __future__ import annotations
@@ -17,7 +18,6 @@ from torch.utils.data import (
     BatchSampler,
     DataLoader,
     DistributedSampler,
-    IterableDataset,
     RandomSampler,
     SequentialSampler,
 )
@@ -34,14 +34,6 @@ _DRAWING = 0x44524157
 
 def order_of(loader: DataLoader[Any], seed: int) -> SampleOrder:
     """The order in which `loader` serves its samples, as a function of `seed` and the epoch alone."""
-    if isinstance(loader.dataset, IterableDataset):
-        raise ConfigError(
-            "The DataLoader reads an IterableDataset. Its samples have no numbers, so Syncline cannot divide them "
-            "among workers, skip those that are done, or prove that each was used once. Use a map-style Dataset (with "
-            "__getitem__ and __len__), or worker.batches(next_batch), which draws whole batches by a function.",
-            code="iterable-dataset",
-            dataset=type(loader.dataset).__name__,
-        )
     if isinstance(loader.sampler, DistributedSampler):
         raise ConfigError(
             "The DataLoader has a DistributedSampler, which serves each process a part of the data. Syncline divides "

@@ -38,6 +38,10 @@ class Share:
     """The same samples, as positions in the order."""
     after: Position
     """The position of the run after the step."""
+    of_all: tuple[Range, ...] = ()
+    """The samples of all workers in this step, as positions in the order."""
+    checksum: int = 0
+    """Of the samples of all workers, as this worker has read them; 0 if they are read by index."""
 
     @property
     def weight(self) -> float:
@@ -120,7 +124,7 @@ class SampleOrder:
             if self.draw is not None:
                 indices = indices[indices != HOLE]
                 batch = int((_samples_in(assigned.of_all, orders, assigned.position.epoch) != HOLE).sum())
-            yield Share(assigned.position, indices, batch, assigned.ranges, assigned.after(self.count))
+            yield Share(assigned.position, indices, batch, assigned.ranges, assigned.after(self.count), assigned.of_all)
 
     def _order(self, epoch: int) -> np.ndarray:
         if self.draw is not None:

@@ -1,8 +1,8 @@
 """Prefetching, so that a worker does not wait for data.
 
-Here: a thread that prefetches batches, and the loader processes (torch's DataLoader) for map-style Datasets, which are
-watched: one that is stopped would hold up the run. Not here: which samples (`order.py`), and reading one batch
-(`source.py`).
+Here: a thread that prefetches batches, and the loader processes (torch's DataLoader) for Datasets, which are watched:
+one that is stopped would hold up the run. Not here: which samples (`order.py`), and reading one batch (`source.py`,
+`stream.py`).
 """
 
 from __future__ import annotations
@@ -17,18 +17,20 @@ import signal
 import threading
 import time
 from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Generic, TypeVar
 
 import numpy as np
 import torch
-from torch.utils.data import DataLoader, Dataset
+from torch.utils.data import DataLoader, Dataset, IterableDataset
 
 from syncline.boundary import shared_memory_left
 from syncline.compute.processes import die_with_parent, process_state
 from syncline.data.augmented import AugmentedSource, untransformed
 from syncline.data.order import Share
+from syncline.data.packing import unpacked
 from syncline.data.source import ArraySource, DatasetSource, Source
+from syncline.data.stream import ShareReader, StreamSource
 from syncline.errors import DataError
 
 T = TypeVar("T")
@@ -159,7 +161,7 @@ class LoaderWatch:
     def __init__(self, warn: Callable[[str], None]) -> None:
         self.processes: Sequence[multiprocessing.process.BaseProcess] = ()
         """Set when they have been started."""
-        self._warn = warn
+        self.warn = warn
         self._checked_at = 0.0
         self._stopped: set[int] = set()  # at the last check
 
@@ -173,7 +175,7 @@ class LoaderWatch:
         for pid in stopped & self._stopped:
             with contextlib.suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGCONT)  # our child, so this is no other process
-            self._warn(f"Data loader process {pid} was stopped, as by SIGSTOP, and has been continued.")
+            self.warn(f"Data loader process {pid} was stopped, as by SIGSTOP, and has been continued.")
         self._stopped = stopped - self._stopped
 
 
@@ -209,6 +211,8 @@ def fetch(
     if isinstance(source, AugmentedSource):
         fetched = fetch(source.base, shares, loaders=loaders, seed=seed, watch=watch)
         return (Fetched(f.share, source.of_share(f.data, f.share)) for f in fetched)
+    if isinstance(source, StreamSource):
+        return _of_stream(source, shares, watch)
     if loaders and isinstance(source, DatasetSource):
         return _through_processes(source, shares, loaders, seed, watch)
     return (Fetched(share, _read(source, share)) for share in shares)
@@ -248,6 +252,43 @@ def _through_processes(
         generator=torch.Generator(),  # else it would draw from the global one, within a seeded step
         multiprocessing_context="fork",
     )
+    for data in _received(loader, watch):
+        yield Fetched(requested.get(), data)
+
+
+def _of_stream(source: StreamSource, shares: Iterator[Share], watch: LoaderWatch | None) -> Iterator[Fetched]:
+    """A process reads the stream. It has the same shares as this one: they were copied when it was forked."""
+    received = read_in_process(ShareReader(source, shares), watch)
+    next(received)  # it is forked now, before a share is taken here
+    has_warned = False
+    for share in shares:
+        portion = next(data for data in received if data is not None)
+        if portion.has_more and watch is not None and not has_warned:
+            has_warned = True
+            watch.warn(
+                f"The stream of {source.name} goes on after {source.count:,} samples. They are an epoch, as its "
+                "__len__ says; what follows is not used."
+            )
+        yield Fetched(replace(share, checksum=portion.checksum), unpacked(portion.packed))
+
+
+def read_in_process(reader: IterableDataset[Any], watch: LoaderWatch | None = None) -> Generator[Any, None, None]:
+    """The items of `reader`, which another process iterates."""
+    loader: DataLoader[Any] = DataLoader(
+        reader,
+        batch_size=None,
+        collate_fn=_as_it_is,
+        num_workers=1,
+        prefetch_factor=4,
+        worker_init_fn=_init_loader,
+        generator=torch.Generator(),
+        multiprocessing_context="fork",
+    )
+    return _received(loader, watch)
+
+
+def _received(loader: DataLoader[Any], watch: LoaderWatch | None) -> Generator[Any, None, None]:
+    """What the processes of `loader` send."""
     batches = iter(loader)
     processes = multiprocessing.active_children()
     if watch is not None:
@@ -257,7 +298,7 @@ def _through_processes(
         for data in batches:
             if isinstance(data, DataError):
                 raise data
-            yield Fetched(requested.get(), data)
+            yield data
     except Exception as error:
         failure = _explained(error, processes)
     if failure is not None:
@@ -329,6 +370,10 @@ class _SeededItems(Dataset[Any]):
         except Exception as error:
             error.add_note(f"This happened while reading sample {index} of epoch {epoch}.")
             raise
+
+
+def _as_it_is(data: Any) -> Any:
+    return data
 
 
 def _some(indices: np.ndarray) -> str:

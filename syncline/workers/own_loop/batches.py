@@ -7,22 +7,26 @@ for batches that a function draws. Not here: where samples come from (`feed.py`)
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from typing import Any
 
 import torch
-from torch.utils.data import DataLoader
+from torch.utils.data import DataLoader, IterableDataset
 
 from syncline.compute.partition import share
 from syncline.data.assignment import Position
 from syncline.data.loader_order import order_of
 from syncline.data.order import Share
-from syncline.data.prefetch import Fetched, InlineFetcher, Prefetcher, fetch, prefetched
+from syncline.data.packing import unpacked
+from syncline.data.prefetch import Fetched, InlineFetcher, Prefetcher, fetch, prefetched, read_in_process
+from syncline.data.stream import PartReader, StreamSource
+from syncline.data.stream_order import check_has_batches
 from syncline.errors import ConfigError
 from syncline.workers.forward import to_device
 from syncline.workers.own_loop.feed import DrawnSource, Feed, loader_feed
 from syncline.workers.own_loop.numbers import Numbers
+from syncline.workers.own_loop.stream_parts import StreamDivision
 from syncline.workers.own_loop.training import LoopTraining
 
 _START = Position()
@@ -103,7 +107,7 @@ class PreparedBatches:
         self._is_first = may_train
         self.next_epoch = 0
         if may_train:
-            feed = loader_feed(loader, training.session.plan.seed)
+            feed = loader_feed(loader, training.session.plan.seed, training.session.warn)
             training.set_order(feed.order)
             self._batches = TrainingBatches(training, feed, numbers)
 
@@ -149,36 +153,53 @@ class PreparedBatches:
             self._numbers.end_pass()
             return
         training.enter()
-        if training.is_asynchronous or training.session.plan.size == 1:
+        is_stream, is_alone = isinstance(self._loader.dataset, IterableDataset), training.session.plan.size == 1
+        if training.is_asynchronous or (is_alone and not is_stream):
             for data in self._loader:
                 self._numbers.begin_batch(_size(data))
                 yield to_device(data, device)
             self._numbers.end_pass()
             return
-        yield from self._divided(device)
-        self._numbers.end_pass(is_divided=True)
+        for data in self._divided_stream() if is_stream else self._divided():
+            self._numbers.begin_batch(_size(data))
+            yield to_device(data, device)
+        self._numbers.end_pass(is_divided=not is_alone)
 
-    def _divided(self, device: torch.device) -> Iterator[Any]:
+    def _divided(self) -> Iterator[Any]:
         """Each worker's part of every batch. The results of one that fails are gone: others do its part again."""
         training, numbers = self._training, self._numbers
         owners = list(training.progress.holders)
         batches = _index_batches(self._loader, training.session.plan.seed, len(owners))
         parts = [_part_of(batches, len(owners), number) for number in range(len(owners))]
         worker_id = training.session.worker_id
-        recorded = training.round.recorded
-        is_counted = recorded is None or worker_id in recorded  # otherwise the others have done this worker's part
-        mine = [parts[n] for n, owner in enumerate(owners) if owner == worker_id] if is_counted else []
+        mine = [parts[n] for n, owner in enumerate(owners) if owner == worker_id] if self._is_counted() else []
         while True:
             for part in mine:
-                for data in self._fetch(part):
-                    numbers.begin_batch(_size(data))
-                    yield to_device(data, device)
+                yield from self._fetch(part)
             members = numbers.members()
             gone = [n for n, owner in enumerate(owners) if owner not in members]
             if not gone:
                 return
             parts, owners = _divided_again([parts[n] for n in gone], members)
             mine = [parts[n] for n, owner in enumerate(owners) if owner == worker_id]
+
+    def _divided_stream(self) -> Iterator[Any]:
+        """Likewise; each worker reads the whole stream, and again if a worker fails."""
+        session = self._training.session
+        check_has_batches(self._loader)
+        source = StreamSource(self._loader, session.plan.seed)
+        division: StreamDivision | None = StreamDivision(self._training.progress.holders)
+        is_wanted = self._is_counted()
+        while division is not None:
+            if is_wanted:
+                reader = PartReader(source, division.parts, _owned_by(session.worker_id, division))
+                yield from (unpacked(portion.packed) for portion in read_in_process(reader))
+            division, is_wanted = division.after_failures(self._numbers.members()), True
+
+    def _is_counted(self) -> bool:
+        """Whether this worker's part is wanted; otherwise the others have done it, and this worker repeats a round."""
+        recorded = self._training.round.recorded
+        return recorded is None or self._training.session.worker_id in recorded
 
     def _fetch(self, batches: list[list[int]]) -> Iterator[Any]:
         loader = self._loader
@@ -220,6 +241,10 @@ class DrawnBatches:
                 raise StopIteration
             self._current = self._batches.epoch(first)
         return next(self._current)
+
+
+def _owned_by(worker_id: int, division: StreamDivision) -> Callable[[int, int], bool]:
+    return lambda batch, part: division.is_due(batch, part, worker_id)
 
 
 def _index_batches(loader: DataLoader[Any], seed: int, workers: int) -> list[list[int]]:

@@ -33,6 +33,8 @@ class _Report(msgspec.Struct, frozen=True):
     optimizer: int
     present: list[bool]
     checksum: int
+    samples: int
+    """The checksum of the batch, as this worker has read it."""
 
 
 class Checks:
@@ -55,9 +57,10 @@ class Checks:
             optimizer=number,
             present=[p.grad is not None for p in gradients.parameters],
             checksum=self._checksum(gradients.parameters) if is_due else 0,
+            samples=share.checksum if share is not None else 0,
         )
         mine = self._mine
-        return mark_of([mine.step, 7 * mine.batches, 13 * number, bits(mine.present), mine.checksum])
+        return mark_of([mine.step, 7 * mine.batches, 13 * number, bits(mine.present), mine.checksum, mine.samples])
 
     def settle(self, number: int, gradients: GradientBuffer) -> list[bool]:
         """Marks differ: which parameters have a gradient on any worker, if only that differs; otherwise raises."""
@@ -97,6 +100,9 @@ def disagreement(reports: list[Any]) -> ConfigError | None:
     others = [r for r in reports if (r.step, r.batches, r.optimizer) != (first.step, first.batches, first.optimizer)]
     if others:
         return out_of_step(_doing(first), _doing(others[0]), others[0])
+    strangers = [r for r in reports if r.samples != first.samples]
+    if strangers:
+        return _streams_differ(first, strangers[0])
     different = [r for r in reports if r.checksum != first.checksum]
     if different:
         other = different[0]
@@ -110,6 +116,18 @@ def disagreement(reports: list[Any]) -> ConfigError | None:
             step=first.step,
         )
     return None
+
+
+def _streams_differ(first: Any, other: Any) -> ConfigError:
+    return ConfigError(
+        f"Worker {first.worker_id} and worker {other.worker_id} read different samples from the stream at step "
+        f"{first.step}. Each worker reads the whole stream and keeps its part, so all must read the same. Syncline "
+        "seeds Python's, NumPy's and torch's generators for every epoch: let the dataset draw from these, sort what it "
+        "lists, and not divide the data by rank, process or host.",
+        code="streams-differ",
+        worker_id=other.worker_id,
+        step=first.step,
+    )
 
 
 def out_of_step(one: str, other: str, report: Any) -> ConfigError:

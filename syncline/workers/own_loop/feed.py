@@ -13,12 +13,13 @@ from typing import Any
 
 import numpy as np
 import torch
-from torch.utils.data import DataLoader, TensorDataset, default_collate
+from torch.utils.data import DataLoader, IterableDataset, TensorDataset, default_collate
 
 from syncline.data.loader_order import order_of
 from syncline.data.order import SampleOrder, step_seed
 from syncline.data.random_state import seeded
 from syncline.data.source import DatasetSource, Indices, Source, as_source
+from syncline.data.stream_order import stream_of
 from syncline.errors import ConfigError, DataError
 
 _DRAWS_PER_EPOCH = 1000
@@ -39,8 +40,11 @@ class Feed:
     """Whether there are batches for as long as the script asks."""
 
 
-def loader_feed(loader: DataLoader[Any], seed: int) -> Feed:
-    """The samples of a DataLoader, in the order of its sampler; its batches are global ones."""
+def loader_feed(loader: DataLoader[Any], seed: int, warn: Callable[[str], None] = lambda _: None) -> Feed:
+    """The samples of a DataLoader, in the order of its sampler or stream; its batches are global ones."""
+    if isinstance(loader.dataset, IterableDataset):
+        stream = stream_of(loader, seed, warn)
+        return Feed(stream.order, stream.source, max(1, loader.num_workers))
     is_plain = isinstance(loader.dataset, TensorDataset) and loader.collate_fn is default_collate
     source = as_source(loader.dataset) if is_plain else DatasetSource(loader.dataset, loader.collate_fn)
     # A loader process seeds each sample by its number. In this process, drawing would disturb the script's own numbers.
