@@ -8,11 +8,12 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
 
+from syncline.comms.collective import Collective, Solo
 from syncline.comms.shared_tensors import SharedMemoryFull
 from syncline.compute.batch_norm import StatisticsExchange, synchronize_batch_norm
 from syncline.compute.memory import optimizer_slots
@@ -33,6 +34,8 @@ class OwnLoop:
 
     optimizers: Sequence[torch.optim.Optimizer]
     """Each has an exchange of its own, for the parameters in its groups."""
+    parameters: Callable[[Collective], Sequence[Sequence[torch.Tensor]]]
+    """Those parameters, as all members of the collective agree."""
     statistics: StatisticsExchange
     """How batch norm exchanges its statistics."""
 
@@ -57,7 +60,8 @@ def build_replicas(
     """
     model, collective = state.model, session.collective
     optimizers = own_loop.optimizers if own_loop is not None else [state.optimizer]
-    gradients = [_gradient_buffer(session, model, o if own_loop is not None else None) for o in optimizers]
+    laid_out = own_loop.parameters(collective) if own_loop is not None else [None]
+    gradients = [_gradient_buffer(session, model, parameters) for parameters in laid_out]
     collective = session.collective  # another one, if shared memory was too small
     if session.has_global_batch_norm:
         synchronize_batch_norm(model, collective, own_loop.statistics if own_loop is not None else None)
@@ -100,27 +104,47 @@ def group_of(built: Sequence[tuple[Replica, Exchange]]) -> Exchange:
     return exchanges[0] if len(exchanges) == 1 else ExchangeGroup(built[0][0], exchanges)
 
 
+def rebuild_replica(
+    session: Session, replica: Replica, parameters: Sequence[torch.Tensor], step: int
+) -> tuple[Replica, Exchange]:
+    """Lay out the gradients of a user's own loop anew, for these `parameters`; all members call this together.
+
+    Only for exchanges without a state of their own.
+    """
+    try:
+        gradients = _own_loop_buffer(session, parameters, replica.collective)
+    except SharedMemoryFull:  # on all members alike: the sums pass through the collective's staging area
+        gradients = _own_loop_buffer(session, parameters, Solo())
+    rebuilt = replace(replica, gradients=gradients, step=step, is_settled=True)
+    exchange = session.strategy.method.exchange(rebuilt)
+    session.until_view_ends.callback(exchange.close)
+    exchange.begin()
+    return rebuilt, exchange
+
+
 def _gradient_buffer(
-    session: Session, model: torch.nn.Module, optimizer: torch.optim.Optimizer | None
+    session: Session, model: torch.nn.Module, parameters: Sequence[torch.Tensor] | None
 ) -> GradientBuffer:
-    """For the parameters of `optimizer` in a user's own loop, otherwise for those of the model."""
-    is_flat, is_own_loop = session.plan.size > 1 or session.plan.servers > 0, optimizer is not None
-    parameters = [p for group in optimizer.param_groups for p in group["params"]] if optimizer is not None else None
+    """For the `parameters` of an optimizer in a user's own loop, otherwise for those of the model."""
 
     def allocate() -> GradientBuffer:
-        return GradientBuffer(
-            model.parameters() if parameters is None else parameters,
-            session.collective,
-            PIGGYBACKED_COUNT,
-            is_flat=is_flat,
-            keeps_local=is_own_loop,
-        )
+        if parameters is not None:
+            return _own_loop_buffer(session, parameters, session.collective)
+        return GradientBuffer(model.parameters(), session.collective, PIGGYBACKED_COUNT, is_flat=_is_flat(session))
 
     try:
         return allocate()
     except SharedMemoryFull as error:  # raised on all members alike
         session.fall_back_to_process_group(str(error))
         return allocate()
+
+
+def _own_loop_buffer(session: Session, parameters: Sequence[Any], collective: Collective) -> GradientBuffer:
+    return GradientBuffer(parameters, collective, PIGGYBACKED_COUNT, is_flat=_is_flat(session), keeps_local=True)
+
+
+def _is_flat(session: Session) -> bool:
+    return session.plan.size > 1 or session.plan.servers > 0
 
 
 def _report_ready(session: Session, state: TrainState) -> None:

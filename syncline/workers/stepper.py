@@ -20,13 +20,14 @@ from dataclasses import replace
 from typing import Literal
 
 import numpy as np
+import torch
 
 from syncline.data.assignment import Position, total
 from syncline.data.order import SampleOrder, Share
 from syncline.strategies.exchange import Exchange, Replica
 from syncline.telemetry.events import Recovered
 from syncline.workers.data_progress import DataProgress
-from syncline.workers.replica import OwnLoop, build_replicas, group_of
+from syncline.workers.replica import OwnLoop, build_replicas, group_of, rebuild_replica
 from syncline.workers.rounds import LoopRound
 from syncline.workers.session import Session
 from syncline.workers.state_sync import StateSync, Synced
@@ -113,6 +114,7 @@ class Stepper:
             own_loop=own_loop,
             is_settled=synced.is_inherited,
         )
+        self._built, self._clip_norm = built, clip_norm
         self.replicas, self.exchange = [replica for replica, _ in built], group_of(built)
         if self._sync.is_first:
             session.peak_memory.reset()  # start-up does not count
@@ -123,6 +125,15 @@ class Stepper:
             progress.open_view(from_checkpoint=synced.from_checkpoint)
         session.in_flight = (start.step, _NO_SAMPLES)
         self._recovery = self._recovery_report(synced, step_before) if session.view > 1 else None
+
+    def lay_out(self, number: int, parameters: Sequence[torch.Tensor]) -> None:
+        """Lay out the gradients of optimizer `number` anew, for these `parameters`; all members call this together."""
+        session = self.session
+        built = rebuild_replica(session, self.replicas[number], parameters, self.progress.position.step)
+        self._built[number], self.replicas[number] = built, built[0]
+        self.exchange = group_of(self._built)
+        self._sync.hold(self.state, self.exchange)
+        self._updaters[number] = Updater(*built, session.recorder, requests=session, clip_norm=self._clip_norm)
 
     def begin_step(self, share: Share, *, continues: bool = False) -> None:
         """Everything that comes before the forward pass on `share`.

@@ -27,6 +27,15 @@ class ScriptValues(Protocol):
 
     def load_state_dict(self, state: dict[str, Any]) -> None: ...
 
+    def fit_optimizer(self, saved: dict[str, Any], script: dict[str, Any] | None) -> dict[str, Any]:
+        """An optimizer's state for the parameter groups that the script has; it may add some later.
+
+        Those that were there when `script`, a `state_dict`, was saved are made; without it, none are.
+        """
+
+    def groups_in(self, script: dict[str, Any] | None) -> list[dict[str, Any]]:
+        """The parameter groups that were there when `script`, a `state_dict`, was saved."""
+
 
 class Parts(NamedTuple):
     """A model with its optimizer and schedulers."""
@@ -117,7 +126,7 @@ class TrainState:
         )
 
     def load(self, state: TrainingState) -> None:
-        self._load_model_and_optimizer(state)
+        self._load_model_and_optimizer(state, state.script)
         self.load_progress(state)
 
     def load_tensors(self, state: TrainingState) -> None:
@@ -127,11 +136,12 @@ class TrainState:
         for group, own in zip(self.optimizer.param_groups, settings, strict=True):
             group.update(own)
 
-    def _load_model_and_optimizer(self, state: TrainingState) -> None:
+    def _load_model_and_optimizer(self, state: TrainingState, script: dict[str, Any] | None = None) -> None:
         self._is_untrained = False
         load_model(self.model, state.model)
         try:
-            self.optimizer.load_state_dict(state.optimizer)
+            saved = state.optimizer
+            self.optimizer.load_state_dict(saved if self._script is None else self._script.fit_optimizer(saved, script))
         except (ValueError, KeyError, TypeError) as error:
             raise _of_another_task(f"Its optimizer does not fit: {error}.") from error
 
@@ -148,11 +158,12 @@ class TrainState:
         """Load the schedulers and learning rates only."""
         if len(self.schedulers) != len(progress.schedulers):
             raise _of_another_task(f"It has {len(progress.schedulers)} schedules instead of {len(self.schedulers)}.")
-        if len(self.optimizer.param_groups) != len(progress.learning_rates):
+        groups = self.optimizer.param_groups if self._script is None else self._script.groups_in(progress.script)
+        if len(groups) != len(progress.learning_rates):
             raise _of_another_task("Its optimizer has another number of parameter groups.")
         for scheduler, saved in zip(self.schedulers, progress.schedulers, strict=True):
             scheduler.load_state_dict(saved)
-        for group, lr in zip(self.optimizer.param_groups, progress.learning_rates, strict=True):
+        for group, lr in zip(groups, progress.learning_rates, strict=True):
             group["lr"] = lr
 
 

@@ -123,6 +123,39 @@ for p in model[0].parameters():
         "    if epoch == 1:\n        model[0].requires_grad_(True)\n    for x, y in batches:\n",
     )
 )
+ADDED_BY_EPOCH = (
+    HEAD
+    + NET
+    + """
+optimizer = torch.optim.SGD(model[2].parameters(), lr=0.1, momentum=0.9)
+"""
+    + PLAIN_LOOP.replace(
+        "    for x, y in batches:\n",
+        "    if epoch == 1:\n"
+        "        optimizer.add_param_group({'params': model[0].parameters(), 'lr': 0.05})\n"
+        "    for x, y in batches:\n",
+    )
+)
+ADDED_BY_STEP = (
+    HEAD
+    + """
+model = nn.Sequential(nn.Linear(12, 16, bias=False), nn.BatchNorm1d(16), nn.Linear(16, 16), nn.ReLU(), nn.Linear(16, 2))
+model[:3].requires_grad_(False)
+optimizer = torch.optim.AdamW(model[4].parameters(), lr=0.02)
+schedule = torch.optim.lr_scheduler.ExponentialLR(optimizer, 0.95)
+batches = worker.prepare(model, optimizer, schedule, DataLoader(data, batch_size=10, shuffle=True))[-1]
+for epoch in worker.epochs(2):
+    for x, y in batches:
+        if worker.step in (4, 13):
+            layer = model[2 if worker.step == 4 else 0].requires_grad_(True)
+            optimizer.add_param_group({"params": list(layer.parameters()), "lr": optimizer.param_groups[0]["lr"] / 2})
+        optimizer.zero_grad()
+        F.cross_entropy(model(x), y).backward()
+        nn.utils.clip_grad_norm_(model.parameters(), 0.5)
+        optimizer.step()
+        schedule.step()
+"""
+)
 LOSS_WEIGHT = (
     HEAD
     + NET
@@ -274,7 +307,8 @@ for step in range(worker.step, 15):
 SAME_RESULT = {
     "plain": PLAIN, "accumulated": ACCUMULATED, "accumulated in a context": IN_A_CONTEXT, "clipped": CLIPPED,
     "clipped by value": CLIPPED_BY_VALUE, "scaled losses": SCALED, "two models and optimizers": ADVERSARIAL,
-    "unfrozen later": UNFROZEN, "a parameter of the loss": LOSS_WEIGHT, "parameters used now and then": UNUSED,
+    "unfrozen later": UNFROZEN, "parameters added by epoch": ADDED_BY_EPOCH, "parameters added by step": ADDED_BY_STEP,
+     "a parameter of the loss": LOSS_WEIGHT, "parameters used now and then": UNUSED,
     "a summed loss": SUMMED, "LBFGS": CLOSURE, "drawn batches": DRAWN, "no batches": WITHOUT_BATCHES,
     "skips that all agree on": AGREED_SKIPS, "epochs left early": LEFT_EARLY, "batch norm": NORMALIZED,
     **SAMPLED, "batches of different sizes": IN_BUCKETS, "sparse gradients": SPARSE, "a large model": LARGE,

@@ -31,6 +31,8 @@ class _Report(msgspec.Struct, frozen=True):
     step: int
     batches: int
     optimizer: int
+    groups: int
+    """How many parameter groups that optimizer has."""
     present: list[bool]
     checksum: int
     samples: int
@@ -45,22 +47,36 @@ class Checks:
         self._mine: _Report | None = None
         self._samples: tuple[list[int], list[torch.Tensor]] = ([], [])  # of each parameter: its address, some numbers
 
-    def mark(self, number: int, share: Share | None, gradients: GradientBuffer) -> int | None:
-        """The mark of an exchange of gradients by optimizer `number`; a worker alone needs none."""
+    def mark(
+        self,
+        number: int,
+        share: Share | None,
+        gradients: GradientBuffer,
+        optimizer: torch.optim.Optimizer,
+        *,
+        is_due: bool,
+    ) -> int | None:
+        """The mark of an exchange of gradients by `optimizer`, which has this `number`; a worker alone needs none.
+
+        `is_due`: compare parameters now, with those that were added to the optimizer.
+        """
         if self._session.plan.size == 1:
             return None
-        is_due = self._round.updates % _EVERY_UPDATES == 0
+        compared = [p for g in optimizer.param_groups for p in g["params"]] if is_due else gradients.parameters
+        is_due = is_due or self._round.updates % _EVERY_UPDATES == 0
         self._mine = _Report(
             worker_id=self._session.worker_id,
             step=self._round.start if share is not None else self._round.updates,
             batches=len(self._round.taken),
             optimizer=number,
+            groups=len(optimizer.param_groups),
             present=[p.grad is not None for p in gradients.parameters],
-            checksum=self._checksum(gradients.parameters) if is_due else 0,
+            checksum=self._checksum(compared) if is_due else 0,
             samples=share.checksum if share is not None else 0,
         )
         mine = self._mine
-        return mark_of([mine.step, 7 * mine.batches, 13 * number, bits(mine.present), mine.checksum, mine.samples])
+        counted = [mine.step, 7 * mine.batches, 13 * number, 5 * mine.groups]
+        return mark_of([*counted, bits(mine.present), mine.checksum, mine.samples])
 
     def settle(self, number: int, gradients: GradientBuffer) -> list[bool]:
         """Marks differ: which parameters have a gradient on any worker, if only that differs; otherwise raises."""
@@ -103,6 +119,19 @@ def disagreement(reports: list[Any]) -> ConfigError | None:
     strangers = [r for r in reports if r.samples != first.samples]
     if strangers:
         return _streams_differ(first, strangers[0])
+    others = [r for r in reports if r.groups != first.groups]
+    if others:
+        other = others[0]
+        return ConfigError(
+            f"The optimizer of worker {first.worker_id} has {first.groups} parameter groups in step {first.step}, and "
+            f"that of worker {other.worker_id} has {other.groups}. Call add_param_group on all workers in the same "
+            "step. Conditions on counters must use values that replacements have: worker.step, worker.batch, "
+            "worker.state.",
+            code="different-groups",
+            worker_id=other.worker_id,
+            step=first.step,
+            groups=other.groups,
+        )
     different = [r for r in reports if r.checksum != first.checksum]
     if different:
         other = different[0]

@@ -22,8 +22,8 @@ class Steps(Protocol):
     def zero_grad(self, number: int) -> bool:
         """The script sets the gradients of optimizer `number` to zero; False if they are to be kept."""
 
-    def add_parameters(self, number: int) -> None:
-        """The script has added parameters to optimizer `number`."""
+    def add_group(self, number: int, group: dict[str, Any], add: Callable[[dict[str, Any]], None]) -> None:
+        """The script adds parameters to optimizer `number`, which `add` does."""
 
 
 class PreparedOptimizer(torch.optim.Optimizer):
@@ -47,8 +47,7 @@ class PreparedOptimizer(torch.optim.Optimizer):
             super().zero_grad(set_to_none)
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:
-        super().add_param_group(param_group)
-        self.syncline_steps.add_parameters(self.syncline_number)
+        self.syncline_steps.add_group(self.syncline_number, param_group, super().add_param_group)
 
     def __reduce__(self) -> Any:
         """Pickle as the optimizer that it was."""

@@ -15,6 +15,7 @@ from torch import nn
 from torch.optim.lr_scheduler import LRScheduler, ReduceLROnPlateau
 
 from syncline.errors import ConfigError
+from syncline.workers.own_loop.groups import ParameterGroups
 from syncline.workers.own_loop.lateness import is_late
 from syncline.workers.own_loop.optimizer import OptimizerGroup, PreparedOptimizer, prepare_optimizer
 from syncline.workers.own_loop.values import SavedValues, ScriptParts
@@ -33,7 +34,8 @@ class PreparedParts:
         self.schedulers: list[Any] = []
         self.scalers: list[torch.amp.GradScaler] = []
         self.values = SavedValues(self._before_values)
-        self.script = ScriptParts(self.values, self.scalers, training.round)
+        self.groups = ParameterGroups(self)
+        self.script = ScriptParts(self.values, self.scalers, training.round, self.groups)
         self._model: nn.Module | None = None
 
     def _before_values(self) -> None:

@@ -110,7 +110,7 @@ class LoopTraining:
         """Get ready with the members of the View; if another worker fails meanwhile, with those of the next."""
         assert self.stepper is not None
         plain = [plain_optimizer(optimizer) for optimizer in self.parts.optimizers]
-        own_loop = OwnLoop(plain, _RoundStatistics(self))
+        own_loop = OwnLoop(plain, self.parts.groups.agree, _RoundStatistics(self))
         while True:
             try:
                 self.stepper.enter_view(
@@ -190,6 +190,7 @@ class LoopTraining:
                 self.tuner.before_round()
                 self.round.begin(share.position.step, self.state, may_fail=self.stepper.can_be_interrupted)
                 self.updates.weights.begin()
+                self.parts.groups.begin_round()
             self.stepper.begin_step(share, continues=continues)
         except PeerFailed:
             self.recover(is_between_rounds=True)

@@ -7,6 +7,7 @@ are combined before it because the script clips them, and accumulation. Not here
 
 from __future__ import annotations
 
+import functools
 import math
 from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING, Any
@@ -22,6 +23,7 @@ from syncline.workers.own_loop.optimizer import PreparedOptimizer, plain_optimiz
 
 if TYPE_CHECKING:
     from syncline.workers.own_loop.training import LoopTraining
+    from syncline.workers.session import Session
 
 _CHECKED_LOSSES = 8
 """Of how many calls of `backward` it is checked whether the loss is a sum."""
@@ -79,7 +81,7 @@ class LoopUpdates:
             return self._step_with_closure(optimizer, number, closure)
         result = None
         if closure is not None:
-            self._check_simple_closure(optimizer)
+            _check_simple_closure(self._session, optimizer)
             with torch.enable_grad():
                 result = closure()
         self._is_accumulating = self.is_incomplete
@@ -99,20 +101,10 @@ class LoopUpdates:
         self._training.end_batch()
         if number in self._combined or round.is_update_done or round.is_dropped:
             return
-        gradients = stepper.replicas[number].gradients
         self._session.recorder.mark("compute")
         while number not in round.combined:
-            gradients = stepper.replicas[number].gradients
             try:
-                weight = self.weights.of_gradients(self._weight, self.accumulated, len(round.taken))
-                if self._session.plan.size == 1:
-                    weight = _scaled(gradients.parameters, weight)
-                mark = self._checks.mark(number, self._training.share, gradients)
-                if stepper.combine(number, weight, mark=mark):
-                    present = gradients.present
-                else:
-                    present = self._checks.settle(number, gradients)
-                gradients.release_local(present, self._session.collective)
+                self._sum(number, self.accumulated, len(round.taken))
                 break
             except PeerFailed:
                 was_alone = self._session.plan.size == 1
@@ -122,14 +114,36 @@ class LoopUpdates:
             if round.is_update_done or round.is_dropped:
                 return
         else:
-            _assign(gradients.parameters, round.combined[number])
+            _assign(stepper.replicas[number].gradients.parameters, round.combined[number])
         self._combined.add(number)
+
+    def _sum(self, number: int, accumulated: int | None, batches: int) -> None:
+        """Sum the gradients of optimizer `number` over all workers, including parameters that the script has added.
+
+        That all workers have added them shows in an exchange of the gradients laid out so far, whose sum is discarded.
+        """
+        stepper, groups, is_alone = self._training.stepper, self._training.parts.groups, self._session.plan.size == 1
+        assert stepper is not None
+        while True:
+            gradients, is_outdated = stepper.replicas[number].gradients, groups.is_outdated(number)
+            if not (is_alone and is_outdated):
+                weight = self.weights.of_gradients(self._weight, accumulated, batches)
+                if is_alone:
+                    weight = _scaled(gradients.parameters, weight)
+                optimizer = self._training.parts.optimizers[number]
+                mark = self._checks.mark(number, self._training.share, gradients, optimizer, is_due=is_outdated)
+                is_same = stepper.combine(number, weight, mark=mark)
+                present = gradients.present if is_same else self._checks.settle(number, gradients)
+            if not is_outdated:
+                return gradients.release_local(present, self._session.collective)
+            gradients.restore_local()
+            groups.lay_out(number, functools.partial(stepper.lay_out, number))
 
     def combine_early(self, number: int) -> None:
         """Combine before the update, because the script changes the gradients in between: others may need the sum."""
         self._training.enter()
         if not self._training.is_lock_step:
-            self._check_has_gradients()
+            _check_has_gradients(self._session)
             return  # each worker trains by itself: its own gradients are what it updates with
         is_done = number in self._combined
         self.combine(number)
@@ -211,14 +225,8 @@ class LoopUpdates:
         """Combine the gradients of one of several evaluations; a failure repeats the whole step."""
         assert self._training.stepper is not None
         self._training.end_batch()
-        gradients = self._training.stepper.replicas[number].gradients
-        weight = self.weights.of_gradients(self._weight, None, 1)
         try:
-            is_same = self._training.stepper.combine(
-                number, weight, mark=self._checks.mark(number, self._training.share, gradients)
-            )
-            present = gradients.present if is_same else self._checks.settle(number, gradients)
-            gradients.release_local(present, self._session.collective)
+            self._sum(number, None, 1)
         except PeerFailed:
             if self._session.plan.size > 1 or is_aborted(self._session):
                 raise
@@ -252,27 +260,31 @@ class LoopUpdates:
         self._combined.discard(number)
         self._round.combined.pop(number, None)
         self.weights.forget()
+        self._training.parts.groups.zero_grad(number)
         return True
 
-    def add_parameters(self, number: int) -> None:
-        """Parameters were added to optimizer `number`: lay out its gradients anew, together with all workers."""
-        del number
-        if self._training.is_entered:
+    def add_group(self, number: int, group: dict[str, Any], add: Callable[[dict[str, Any]], None]) -> None:
+        """Parameters are added to optimizer `number`. At its next update all workers lay out its gradients anew."""
+        training = self._training
+        if not training.is_entered:
+            return add(group)
+        assert training.stepper is not None
+        if not training.is_lock_step or training.stepper.exchange.private_state() is not None:
             raise ConfigError(
-                "Parameters were added to an optimizer after the training had begun. Add them before the loop, frozen "
-                "if need be (requires_grad_(False)), and unfreeze them later.",
+                f"Parameters were added to an optimizer after the training had begun, but {self._session.plan.strategy}"
+                " keeps values of its own for every parameter from the start. Use --strategy allreduce, or add them "
+                "before the loop, frozen (requires_grad_(False)), and unfreeze them later.",
                 code="late-parameters",
+                strategy=str(self._session.plan.strategy),
             )
-
-    def _check_has_gradients(self) -> None:
-        """Refuse to clip or unscale where only servers have the gradient of all workers."""
-        if self._session.strategy.method.is_lock_step:
+        training.parts.groups.add(number, group, add)
+        if number in self._combined and any(p.grad is not None for p in group["params"]):
             raise ConfigError(
-                f"The script changes gradients before optimizer.step(), but with {self._session.plan.strategy} only "
-                "the servers have those of all workers. Clip with worker.prepare(..., clip_norm=...), or use "
-                "--strategy allreduce.",
-                code="gradients-on-servers",
+                "Parameters with gradients were added to an optimizer between clipping or unscaling its gradients and "
+                "its step(). Add them before that, or after step().",
+                code="parameters-after-clipping",
             )
+        return None
 
     def _check_has_batch(self) -> None:
         if self._training.order is None or self._training.share is not None:
@@ -283,15 +295,27 @@ class LoopUpdates:
             code="step-without-batch",
         )
 
-    def _check_simple_closure(self, optimizer: torch.optim.Optimizer) -> None:
-        strategy = str(self._session.plan.strategy)
-        if isinstance(optimizer, torch.optim.LBFGS):
-            raise ConfigError(
-                f"LBFGS evaluates the loss several times in a step, each time over all workers, but {strategy} lets "
-                "each worker train by itself. Use --strategy allreduce.",
-                code="closure-strategy",
-                strategy=strategy,
-            )
+
+def _check_has_gradients(session: Session) -> None:
+    """Refuse to clip or unscale where only servers have the gradient of all workers."""
+    if session.strategy.method.is_lock_step:
+        raise ConfigError(
+            f"The script changes gradients before optimizer.step(), but with {session.plan.strategy} only "
+            "the servers have those of all workers. Clip with worker.prepare(..., clip_norm=...), or use "
+            "--strategy allreduce.",
+            code="gradients-on-servers",
+        )
+
+
+def _check_simple_closure(session: Session, optimizer: torch.optim.Optimizer) -> None:
+    strategy = str(session.plan.strategy)
+    if isinstance(optimizer, torch.optim.LBFGS):
+        raise ConfigError(
+            f"LBFGS evaluates the loss several times in a step, each time over all workers, but {strategy} lets "
+            "each worker train by itself. Use --strategy allreduce.",
+            code="closure-strategy",
+            strategy=strategy,
+        )
 
 
 def _scaled(parameters: Iterable[torch.nn.Parameter], weight: float) -> float:
@@ -302,5 +326,5 @@ def _scaled(parameters: Iterable[torch.nn.Parameter], weight: float) -> float:
 
 
 def _assign(parameters: Iterable[torch.nn.Parameter], gradients: Iterable[torch.Tensor | None]) -> None:
-    for p, grad in zip(parameters, gradients, strict=True):
+    for p, grad in zip(parameters, gradients, strict=False):  # some may have been laid out since
         p.grad = grad

@@ -13,6 +13,7 @@ from typing import Any
 import torch
 
 from syncline.errors import ConfigError
+from syncline.workers.own_loop.groups import ParameterGroups
 from syncline.workers.rounds import LoopRound
 
 _PLAIN = (bool, int, float, str, bytes, type(None), torch.Tensor)
@@ -87,16 +88,18 @@ def _check_plain(name: str, value: Any) -> None:
 
 
 class ScriptParts:
-    """A `ScriptValues` for checkpoints: `worker.state`, loss scalers, and how many steps the script has done."""
+    """A `ScriptValues` for checkpoints: `worker.state`, loss scalers, how many steps the script has done, and which
+    parameters are in which group of its optimizers."""
 
-    def __init__(self, values: SavedValues, scalers: list[Any], round: LoopRound) -> None:
-        self._values, self._scalers, self._round = values, scalers, round
+    def __init__(self, values: SavedValues, scalers: list[Any], round: LoopRound, groups: ParameterGroups) -> None:
+        self._values, self._scalers, self._round, self._groups = values, scalers, round, groups
 
     def state_dict(self) -> dict[str, Any]:
         return {
             "values": copy.deepcopy(vars(self._values)["_values"]),
             "scalers": [scaler.state_dict() for scaler in self._scalers],
             "steps": self._round.steps,
+            **self._groups.state(),
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
@@ -104,3 +107,10 @@ class ScriptParts:
         self._round.steps = state["steps"]
         for scaler, saved in zip(self._scalers, state["scalers"], strict=False):
             scaler.load_state_dict(saved)
+        self._groups.load_frozen(state)
+
+    def fit_optimizer(self, saved: dict[str, Any], script: dict[str, Any] | None) -> dict[str, Any]:
+        return self._groups.fit(saved, script)
+
+    def groups_in(self, script: dict[str, Any] | None) -> list[dict[str, Any]]:
+        return self._groups.in_state(script)
