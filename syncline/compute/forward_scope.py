@@ -19,24 +19,22 @@ import torch
 from torch import nn
 from torch.utils import _pytree as pytree
 
+from syncline.compute.local_hook import LocalHook
+
 
 class ForwardScope:
     """Whether the forward pass of one of the models is running, in a training step."""
 
     def __init__(self) -> None:
         self.is_active = False
-        self._outer: list[bool] = []
         self._hooks: list[Any] = []
+        self._left: list[Any] = []  # hooks of forward passes that have failed
 
     def watch(self, models: Iterable[nn.Module]) -> None:
         """Be active during the forward passes of these models, and of no others."""
         for hook in self._hooks:
             hook.remove()
-        self._hooks = [hook for model in models for hook in self._watch(model)]
-
-    def _watch(self, model: nn.Module) -> Iterator[Any]:
-        yield model.register_forward_pre_hook(lambda *_: self._enter(model))
-        yield model.register_forward_hook(lambda _module, _inputs, outputs: self._leave(outputs), always_call=True)
+        self._hooks = [model.register_forward_pre_hook(LocalHook(self._enter)) for model in models]
 
     @contextmanager
     def active(self) -> Iterator[None]:
@@ -48,12 +46,22 @@ class ForwardScope:
             self.is_active = outer
 
     def _enter(self, model: nn.Module) -> None:
-        self._outer.append(self.is_active)
-        self.is_active = model.training and torch.is_grad_enabled()
+        if not (model.training and torch.is_grad_enabled()):
+            return
+        outer, self.is_active = self.is_active, True
+        while self._left:
+            self._left.pop().remove()
 
-    def _leave(self, outputs: Any) -> Any:
-        was_active, self.is_active = self.is_active, self._outer.pop()
-        return pytree.tree_map_only(torch.Tensor, _ordinary, outputs) if was_active else outputs
+        def leave(_model: nn.Module, _arguments: Any, outputs: Any) -> Any:
+            self.is_active = outer
+            if outputs is None:  # an exception, after which torch iterates over the hooks themselves
+                self._left.append(hook)
+            else:
+                hook.remove()
+            return pytree.tree_map_only(torch.Tensor, _ordinary, outputs)
+
+        # Only for this forward pass: the model may be pickled with its hooks at any other time.
+        hook = model.register_forward_hook(leave, always_call=True)
 
 
 def keep_dropout_masks(model: nn.Module) -> None:

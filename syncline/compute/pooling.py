@@ -64,12 +64,7 @@ class _CompiledMaxPool2d(nn.MaxPool2d):
     def __reduce_ex__(self, protocol: Any) -> Any:
         """Pickle and copy as torch's layer: the algorithm is chosen for each machine anew."""
         del protocol
-        return _plain_layer, (nn.MaxPool2d,), self.__dict__
-
-
-def _plain_layer(kind: type[nn.Module]) -> nn.Module:
-    """An empty layer of torch's for unpickling, which then restores its state."""
-    return kind.__new__(kind)
+        return object.__new__, (nn.MaxPool2d,), self.__dict__
 
 
 class _Pool(torch.autograd.Function):
@@ -113,7 +108,7 @@ class _FormatPreservingAvgPool2d(nn.AdaptiveAvgPool2d):
     def __reduce_ex__(self, protocol: Any) -> Any:
         """Pickle and copy as torch's layer: the memory format is chosen for each machine anew."""
         del protocol
-        return _plain_layer, (nn.AdaptiveAvgPool2d,), self.__dict__
+        return object.__new__, (nn.AdaptiveAvgPool2d,), self.__dict__
 
 
 def _channels_last(gradient: torch.Tensor) -> torch.Tensor:

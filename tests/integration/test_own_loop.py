@@ -314,6 +314,24 @@ def test_an_audit_of_a_script_that_takes_no_batches_says_why_there_is_nothing_to
     assert "took no batches from Syncline" in audit.err
 
 
+def test_a_prepared_model_is_saved_whole_as_torch_saves_it_without_syncline(tmp_path):
+    """A hook that cannot be pickled made torch.save(model) fail."""
+    (tmp_path / "loop.py").write_text(SAME_RESULT["plain"] + 'torch.save(model, f"{worker.rank}.pt")\n')
+    ran = command("run", "loop.py", "--workers", "2", cwd=tmp_path)
+    assert ran.code == 0, ran.err
+    with torch.serialization.safe_globals([torch.nn.Sequential, torch.nn.Linear, torch.nn.ReLU]):
+        one, other = (torch.load(tmp_path / f"{rank}.pt") for rank in range(2))
+    assert same_bits(one.state_dict(), other.state_dict())
+
+
+def test_copies_of_a_model_that_takes_no_batches_are_models_by_themselves(tmp_path):
+    copied = "torch.save(model, f'{worker.rank}.pt')\nassert copy.deepcopy(model)(inputs).shape == (103, 2)\n"
+    (tmp_path / "loop.py").write_text("import copy\n" + SAME_RESULT["no batches"] + copied)
+    ran = command("run", "loop.py", "--workers", "2", cwd=tmp_path)
+    assert ran.code == 0, ran.err
+    assert torch.load(tmp_path / "1.pt", weights_only=False)(torch.zeros(3, 12)).shape == (3, 2)
+
+
 def test_clipping_in_the_loop_is_refused_where_only_servers_have_the_gradient(tmp_path):
     (tmp_path / "loop.py").write_text(SAME_RESULT["clipped"])
     done = command("run", "loop.py", "--workers", "2", "--strategy", "server-sync", cwd=tmp_path)

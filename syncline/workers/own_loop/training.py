@@ -101,6 +101,8 @@ class LoopTraining:
         self.epoch_at_start = position.epoch - 1 if is_owed else position.epoch
         self.first_epoch = min(self._progress_at_start.epochs_closed, self.epoch_at_start)
         self.is_passing_over = self.first_epoch > 0
+        if self.order is not None:  # the hooks are for scripts without batches, where a forward pass may begin a step
+            parts.remove_hooks()
 
     def _join(self) -> None:
         if not self.session.join_view():
@@ -203,14 +205,13 @@ class LoopTraining:
             self._without_samples.enter_context(take_part_without_samples(self.parts.model))
         return True
 
-    def on_forward(self, model: torch.nn.Module, arguments: tuple[Any, ...], options: dict[str, Any]) -> None:
+    def on_forward(self) -> None:
         """A prepared model is about to compute: with the state of the run, not with its initial parameters."""
         if not self.parts.optimizers or (self.is_replacement and self.order is not None):
             return
         self.enter()
         if torch.is_grad_enabled():
             self.begin_without_data()
-        self.tuner.on_forward(model, arguments, options)
 
     def begin_without_data(self) -> None:
         """If the script takes no batches from Syncline, its round begins with the first thing after an update."""

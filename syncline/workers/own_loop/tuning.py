@@ -57,6 +57,23 @@ class _Call(NamedTuple):
         return _Call(arguments, options, samples)
 
 
+class _Keep:
+    """A hook that keeps what a model is called with; copies of the model have one that keeps nothing."""
+
+    def __init__(self, calls: dict[int, _Call] | None = None, number: int = 0) -> None:
+        self._calls, self._number = calls, number
+
+    def __call__(self, model: nn.Module, arguments: tuple[Any, ...], options: dict[str, Any]) -> None:
+        if self._calls is None or self._number in self._calls or not (model.training and torch.is_grad_enabled()):
+            return
+        tensors = [leaf for leaf in pytree.tree_leaves((arguments, options)) if isinstance(leaf, torch.Tensor)]
+        if tensors:
+            self._calls[self._number] = _Call(arguments, options, len(tensors[0]) if tensors[0].dim() else 1)
+
+    def __reduce__(self) -> Any:
+        return _Keep, ()
+
+
 class _Offer(msgspec.Struct, frozen=True):
     """What a worker brings when all of them enter a View: the tuning it has, or after which step it will measure."""
 
@@ -70,7 +87,8 @@ class LoopTuner:
     def __init__(self, training: LoopTraining) -> None:
         self._training = training
         self._scope = ForwardScope()
-        self._calls: dict[int, _Call] = {}
+        self._calls: dict[int, _Call] = {}  # of each model, what the script has passed to it first in the last step
+        self._hooks: list[Any] = []
         self._first: int | None = None  # after how many steps to measure, once that is agreed
         self._applied: Tuning | None = None
 
@@ -107,22 +125,31 @@ class LoopTuner:
         is_long = order is not None and order.steps_per_epoch >= _SHORT
         return max(_FIRST if is_long else _SHORT, self._training.round.steps + 1)
 
-    def on_forward(self, model: nn.Module, arguments: tuple[Any, ...], options: dict[str, Any]) -> None:
-        """The script calls one of its models: keep what it passes, if that is needed soon."""
-        first, training = self._first, self._training
-        if first is None or training.state.tuning is not None or training.round.steps < first - 1:
-            return
-        number = next(n for n, prepared in enumerate(training.parts.models) if prepared is model)
-        tensors = [leaf for leaf in pytree.tree_leaves((arguments, options)) if isinstance(leaf, torch.Tensor)]
-        if number not in self._calls and model.training and torch.is_grad_enabled() and tensors:
-            samples = len(tensors[0]) if tensors[0].dim() else 1
-            self._calls[number] = _Call(arguments, options, samples)
-
     def before_round(self) -> None:
         """Between two steps: measure, if it is time; raises `PeerFailed` if another worker fails meanwhile."""
         first, training = self._first, self._training
-        if first is None or training.state.tuning is not None or training.round.steps < first:
+        if first is None or training.state.tuning is not None or training.round.steps < first - 1:
             return
+        self._stop_watching()
+        if training.round.steps >= first:
+            self._measure(first)
+        if training.state.tuning is None:
+            self._calls.clear()
+            self._watch_calls()
+
+    def _watch_calls(self) -> None:
+        """Keep what the script passes to its models in this step."""
+        for number, model in enumerate(self._training.parts.models):
+            keep = _Keep(self._calls, number)
+            self._hooks.append(model.register_forward_pre_hook(keep, with_kwargs=True))
+
+    def _stop_watching(self) -> None:
+        for hook in self._hooks:
+            hook.remove()
+        self._hooks.clear()
+
+    def _measure(self, first: int) -> None:
+        training = self._training
         training.session.recorder.waits = True  # measuring takes longer than a step
         is_alone = not training.is_lock_step
         trial = self._trial()

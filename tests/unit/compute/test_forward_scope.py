@@ -65,6 +65,15 @@ def test_in_evaluation_and_without_gradients_the_layers_are_torchs_own(model):
     assert model.formats == [False, False]
 
 
+def test_a_model_can_be_copied_and_saved_whole_and_the_file_needs_no_syncline(model, tmp_path):
+    usual = model(IMAGES)["image"]
+    torch.save(model, tmp_path / "model.pt")
+    assert b"syncline" not in (tmp_path / "model.pt").read_bytes()
+    for other in (copy.deepcopy(model), torch.load(tmp_path / "model.pt", weights_only=False)):
+        torch.testing.assert_close(other(IMAGES)["image"], usual)
+        assert other.formats == [True, False], "a copy computes in ordinary memory"
+
+
 def test_after_an_exception_in_a_forward_pass_the_scope_is_left(model):
     with pytest.raises(RuntimeError):
         model(IMAGES[:, :1])
