@@ -235,6 +235,10 @@ for step in range(15):
     optimizer.step()
 """
 )
+SUMMED_WITHOUT_BATCHES = WITHOUT_BATCHES.replace("lr=0.1", "lr=0.001").replace(
+    "(inputs), targets)", "(inputs), targets, reduction='sum')"
+)
+SAID_WITHOUT_BATCHES = SUMMED_WITHOUT_BATCHES.replace("model, optimizer)", "model, optimizer, loss='sum')")
 AGREED_SKIPS = PLAIN.replace(
     "        optimizer.zero_grad()\n",
     "        if worker.any((x[:, 0] > 2.0).any()):\n            continue\n        optimizer.zero_grad()\n",
@@ -310,6 +314,7 @@ SAME_RESULT = {
     "unfrozen later": UNFROZEN, "parameters added by epoch": ADDED_BY_EPOCH, "parameters added by step": ADDED_BY_STEP,
      "a parameter of the loss": LOSS_WEIGHT, "parameters used now and then": UNUSED,
     "a summed loss": SUMMED, "LBFGS": CLOSURE, "drawn batches": DRAWN, "no batches": WITHOUT_BATCHES,
+    "a summed loss, no batches": SUMMED_WITHOUT_BATCHES, "a loss said to be a sum, no batches": SAID_WITHOUT_BATCHES,
     "skips that all agree on": AGREED_SKIPS, "epochs left early": LEFT_EARLY, "batch norm": NORMALIZED,
     **SAMPLED, "batches of different sizes": IN_BUCKETS, "sparse gradients": SPARSE, "a large model": LARGE,
 }  # fmt: skip

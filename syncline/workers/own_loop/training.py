@@ -101,7 +101,10 @@ class LoopTraining:
         self.epoch_at_start = position.epoch - 1 if is_owed else position.epoch
         self.first_epoch = min(self._progress_at_start.epochs_closed, self.epoch_at_start)
         self.is_passing_over = self.first_epoch > 0
-        if self.order is not None:  # the hooks are for scripts without batches, where a forward pass may begin a step
+        if self.order is None:
+            # All workers compute the same gradient, so its mean over them is right, whatever the loss.
+            self.updates.weights.is_summed = False
+        else:  # the hooks are for scripts without batches, where a forward pass may begin a step
             parts.remove_hooks()
 
     def _join(self) -> None:

@@ -62,6 +62,8 @@ class LoopUpdates:
         """Refuse a loss that is a sum over samples, unless the script has said what it is; in its first steps."""
         if not self._losses_to_check or not self._round.is_open or self._session.plan.size == 1:
             return
+        if self._training.order is None:  # all workers compute the same
+            return
         self._losses_to_check -= 1
         if is_sum(loss):
             raise ConfigError(
