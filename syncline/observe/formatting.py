@@ -47,6 +47,11 @@ def rate(per_second: float) -> str:
     return f"{per_second:,.0f}" if per_second >= 100 else f"{per_second:.3g}"
 
 
+def speed(samples_per_s: float) -> list[str]:
+    """`["61,234 samples/s"]`; nothing for a script that takes no samples from Syncline."""
+    return [f"{rate(samples_per_s)} samples/s"] if samples_per_s != 0 else []
+
+
 def size(amount: int) -> str:
     value, unit = float(amount), "bytes"
     for larger in ("kB", "MB", "GB", "TB"):

@@ -19,8 +19,8 @@ from syncline.observe.formatting import (
     metric_texts,
     number,
     peak_memory,
-    rate,
     size,
+    speed,
 )
 from syncline.observe.state import MOST_WARNINGS, RunState
 from syncline.observe.stream import unbreakable
@@ -129,7 +129,7 @@ class PlainLines:
         parts = [f"epoch {state.epoch}/{state.plan.epochs}"] if state.epoch is not None else []
         parts += [
             f"step {state.step}/{total}" if total else f"step {state.step}",
-            f"{rate(state.samples_per_s)} samples/s",
+            *speed(state.samples_per_s),
         ]
         if not state.plan.is_own_loop and state.loss is not None:
             parts.append(f"loss {number(state.loss)}")
@@ -145,10 +145,10 @@ class PlainLines:
         state = self._state
         epochs = "" if state.plan.is_own_loop else f"{event.epochs:.4g} epoch{'s' * (event.epochs != 1)}, "
         how = "stopped early after" if event.stopped_early else "finished"
-        done = f"{epochs}{event.steps} steps in {duration(event.seconds)}: {rate(event.samples_per_s)} samples/s "
+        done = ": ".join([f"{epochs}{event.steps} steps in {duration(event.seconds)}", *speed(event.samples_per_s)])
         if not event.has_steps:
-            done = f"the script in {duration(event.seconds)} "
-        self._line(f"{how} {done}with {count(event.workers, 'worker')}")
+            done = f"the script in {duration(event.seconds)}"
+        self._line(f"{how} {done} with {count(event.workers, 'worker')}")
         memory = peak_memory(event.peak_memory_bytes)
         if memory is not None:
             self._line(f"peak memory: {memory}")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TextIO
 
-from syncline.observe.formatting import cause_first, clean, duration, headline, metric_texts, rate
+from syncline.observe.formatting import cause_first, clean, duration, headline, metric_texts, speed
 from syncline.observe.state import RunState
 from syncline.observe.stream import unbreakable
 from syncline.telemetry.events import (
@@ -59,9 +59,8 @@ class Quiet:
         self._errors.flush()
 
     def _result(self, event: Summary) -> None:
-        speed = f"{rate(event.samples_per_s)} samples/s"
         seconds = duration(event.seconds)
-        seen = [f"{event.steps} steps", seconds, speed] if event.has_steps else [seconds]
+        seen = [f"{event.steps} steps", seconds, *speed(event.samples_per_s)] if event.has_steps else [seconds]
         parts = [*metric_texts(event.metrics), *seen, event.run_dir]
         if event.stopped_early:
             parts.append("stopped early")

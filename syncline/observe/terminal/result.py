@@ -20,7 +20,7 @@ from syncline.observe.formatting import (
     metrics_in_order,
     number,
     peak_memory,
-    rate,
+    speed,
 )
 from syncline.observe.state import RunState
 from syncline.observe.terminal.curve import chart
@@ -85,8 +85,7 @@ def _metric_lines(summary: Summary) -> list[Text]:
 
 def _facts(state: RunState, summary: Summary) -> list[Text]:
     epochs = [] if state.plan.is_own_loop else [f"{summary.epochs:.4g} epoch{'s' * (summary.epochs != 1)}"]
-    speed = f"{rate(summary.samples_per_s)} samples/s"
-    facts = [*epochs, f"{summary.steps:,} steps", duration(summary.seconds), speed]
+    facts = [*epochs, f"{summary.steps:,} steps", duration(summary.seconds), *speed(summary.samples_per_s)]
     if not summary.has_steps:
         facts = [duration(summary.seconds)]
     facts.append(count(summary.workers, "worker"))

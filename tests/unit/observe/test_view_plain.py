@@ -40,6 +40,15 @@ def test_the_start_says_what_is_trained_by_how_many_for_how_long_and_where() -> 
     ]
 
 
+def test_a_script_that_takes_no_samples_has_no_speed_in_samples() -> None:
+    """It was reported as 0 samples/s."""
+    steps = [progress(step=step, after_s=11.0 * step, samples=0) for step in (1, 2, 3)]
+    lines = lines_of(started(own_loop_plan()), *steps, summary(samples_per_s=0.0, steps=3))
+    assert "finished 3 steps in 23 s with 2 workers" in lines
+    assert any(line.startswith("step 2") for line in lines)
+    assert not any("samples/s" in line for line in lines)
+
+
 def test_a_resumed_run_shows_the_step_it_resumes_from() -> None:
     assert "resumed at step 938" in lines_of(started(plan(), resumed_from_step=938))[0]
 
