@@ -168,9 +168,9 @@ class Stepper:
         self._commit([share], outcome, loss)
         return outcome
 
-    def combine(self, number: int, weight: float, *, loss: float | None = None, mark: int | None = None) -> bool:
+    def combine(self, number: int, weight: float, *, mark: int | None = None) -> bool:
         """The first half of an update of optimizer `number`; False if `mark` is not the same on all workers."""
-        return self._updaters[number].combine(weight, loss, mark=mark)
+        return self._updaters[number].combine(weight, mark=mark)
 
     def complete(
         self, number: int, weight: float, shares: Sequence[Share], *, update: Callable[[], None] | None = None
@@ -180,7 +180,7 @@ class Stepper:
         is_together = bool(shares) and self._is_together(after)
         outcome = self._updaters[number].apply(weight, step=after.step, is_together=is_together, update=update)
         before = self._outcome
-        self._commit(shares, outcome._replace(correct=None), None)
+        self._commit(shares, outcome._replace(loss=None, correct=None), None)  # only the script knows them
         if before is not None:  # of another optimizer in the same step
             self._outcome = outcome._replace(stop=outcome.stop or before.stop, save=outcome.save or before.save)
         return outcome

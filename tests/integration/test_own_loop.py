@@ -119,6 +119,13 @@ def test_an_own_loop_follows_any_strategy_like_the_built_in_one(tmp_path, loop):
     assert same_bits(final_state(trained.run_dir)["model"], own["model"])
 
 
+def test_no_loss_is_reported_that_the_script_did_not_log(tmp_path, loop):
+    """A loss of 0 was, and the terminal drew a chart of it."""
+    ran = command("run", str(loop), "--workers", "2", "--json", cwd=tmp_path)
+    assert ran.code == 0, ran.err
+    assert {event["loss"] for event in ran.events if event["event"] == "progress"} == {None}
+
+
 def test_the_same_file_runs_as_plain_python(loop):
     saved = "\ntorch.save(model.state_dict(), 'plain.pt')\n"
     loop.write_text(PREPARED + saved)
