@@ -145,7 +145,7 @@ class Stepper:
         session.recorder.mark("data")
         self.check_membership(step, continues=continues)
         session.in_flight = (step, share.indices)
-        rank = self.progress.rank
+        rank = self.progress.rank if self.progress.order.is_counted else 0  # without data, all compute the same
         session.seed_step(step, session.rank if rank is None else rank)
         session.recorder.waits = False
         self.exchange.before_forward()

@@ -239,6 +239,7 @@ SUMMED_WITHOUT_BATCHES = WITHOUT_BATCHES.replace("lr=0.1", "lr=0.001").replace(
     "(inputs), targets)", "(inputs), targets, reduction='sum')"
 )
 SAID_WITHOUT_BATCHES = SUMMED_WITHOUT_BATCHES.replace("model, optimizer)", "model, optimizer, loss='sum')")
+RANDOM_WITHOUT_BATCHES = WITHOUT_BATCHES.replace("nn.ReLU()", "nn.Dropout(0.5)")
 AGREED_SKIPS = PLAIN.replace(
     "        optimizer.zero_grad()\n",
     "        if worker.any((x[:, 0] > 2.0).any()):\n            continue\n        optimizer.zero_grad()\n",
@@ -315,6 +316,7 @@ SAME_RESULT = {
      "a parameter of the loss": LOSS_WEIGHT, "parameters used now and then": UNUSED,
     "a summed loss": SUMMED, "LBFGS": CLOSURE, "drawn batches": DRAWN, "no batches": WITHOUT_BATCHES,
     "a summed loss, no batches": SUMMED_WITHOUT_BATCHES, "a loss said to be a sum, no batches": SAID_WITHOUT_BATCHES,
+    "dropout, no batches": RANDOM_WITHOUT_BATCHES,
     "skips that all agree on": AGREED_SKIPS, "epochs left early": LEFT_EARLY, "batch norm": NORMALIZED,
     **SAMPLED, "batches of different sizes": IN_BUCKETS, "sparse gradients": SPARSE, "a large model": LARGE,
 }  # fmt: skip
