@@ -104,6 +104,14 @@ class Numbers:
         )
         return parts
 
+    def gather_values(self, value: dict[str, Any]) -> list[dict[str, Any]]:
+        """The plain values and tensors of all workers."""
+        payload, session = dump_state(value), self._training.session
+        parts: list[dict[str, Any]] = self._exchange(
+            lambda: [load_state(part) for part in session.collective.all_gather(payload)]
+        )
+        return parts
+
     def _exchange(self, perform: Callable[[], Any]) -> Any:
         training = self._training
         if training.is_replacement or not training.parts.optimizers:

@@ -1,14 +1,14 @@
 """What a script keeps besides its models, optimizers and schedulers.
 
 Here: `SavedValues`, the `worker.state` of a script, and `ScriptParts`, which puts it into checkpoints together with
-loss scalers and the number of steps.
+loss scalers, carried state and the number of steps. Not here: carried state itself (`carried.py`).
 """
 
 from __future__ import annotations
 
 import copy
 from collections.abc import Callable, Iterator
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 
@@ -87,24 +87,45 @@ def _check_plain(name: str, value: Any) -> None:
         )
 
 
+class CarriedState(Protocol):
+    """State that the script carries from batch to batch."""
+
+    def state(self) -> list[dict[str, Any]]:
+        """Plain values and tensors, which are not changed afterwards."""
+
+    def load(self, state: list[dict[str, Any]]) -> None: ...
+
+
 class ScriptParts:
-    """A `ScriptValues` for checkpoints: `worker.state`, loss scalers, how many steps the script has done, and which
-    parameters are in which group of its optimizers."""
+    """A `ScriptValues` for checkpoints: `worker.state`, loss scalers, carried state, how many steps the script has done,
+    and which parameters are in which group of its optimizers."""
 
     def __init__(self, values: SavedValues, scalers: list[Any], round: LoopRound, groups: ParameterGroups) -> None:
         self._values, self._scalers, self._round, self._groups = values, scalers, round, groups
+        self._carried: list[CarriedState] = []
+        self._loaded: list[Any] = []  # the carried state of a checkpoint or of the others
+
+    def add_carried(self, carried: CarriedState) -> None:
+        """The script carries one more state; if it has joined already, what was saved of it is loaded."""
+        self._carried.append(carried)
+        if len(self._carried) <= len(self._loaded):
+            carried.load(self._loaded[len(self._carried) - 1])
 
     def state_dict(self) -> dict[str, Any]:
         return {
             "values": copy.deepcopy(vars(self._values)["_values"]),
             "scalers": [scaler.state_dict() for scaler in self._scalers],
             "steps": self._round.steps,
+            "carried": [carried.state() for carried in self._carried],
             **self._groups.state(),
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         vars(self._values)["_values"].update(copy.deepcopy(state["values"]))
         self._round.steps = state["steps"]
+        self._loaded = state.get("carried", [])
+        for carried, of_others in zip(self._carried, self._loaded, strict=False):
+            carried.load(of_others)
         for scaler, saved in zip(self._scalers, state["scalers"], strict=False):
             scaler.load_state_dict(saved)
         self._groups.load_frozen(state)

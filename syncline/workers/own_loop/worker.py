@@ -17,6 +17,7 @@ from torch.utils.data import DataLoader
 from syncline.errors import ConfigError
 from syncline.telemetry.events import MetricsLogged, WorkerOutput
 from syncline.workers.own_loop.batches import DrawnBatches, PreparedBatches
+from syncline.workers.own_loop.carried import Carried
 from syncline.workers.own_loop.feed import drawn_feed
 from syncline.workers.own_loop.gradient_calls import watch_gradient_calls
 from syncline.workers.own_loop.numbers import Numbers
@@ -89,25 +90,9 @@ class Worker:
             self._training.clip_norm = clip_norm
         if loss is not None:
             self._training.updates.set_loss(loss)
-        prepared = tuple(self._prepared(thing) for thing in objects)
+        prepared = tuple(_prepared(self, thing) for thing in objects)
         watch_gradient_calls(self._training)
         return prepared[0] if len(prepared) == 1 else prepared
-
-    def _prepared(self, thing: Any) -> Any:
-        if isinstance(thing, PreparedBatches):
-            return thing
-        if isinstance(thing, DataLoader):
-            may_train = not self._loaders and self._training.order is None
-            self._loaders.append(PreparedBatches(self._training, thing, self._numbers, may_train=may_train))
-            return self._loaders[-1]
-        if not self._training.parts.add(thing):
-            kind = type(thing).__name__
-            raise ConfigError(
-                f"prepare cannot use a {kind}: pass models, optimizers, DataLoaders, schedulers and loss scalers.",
-                code="not-preparable",
-                kind=kind,
-            )
-        return thing
 
     def batches(self, draw: Any, steps: int | None = None, *, dim: int = 0) -> DrawnBatches:
         """Batches that a function draws, for a script without a DataLoader.
@@ -125,6 +110,17 @@ class Worker:
             )
         feed = drawn_feed(draw, self._session.plan.seed, steps=steps, dim=dim)
         return DrawnBatches(self._training, feed, self._numbers)
+
+    def carried(self, initial: Any, *, dim: int = 0, reset_every: int | None = None) -> Carried:
+        """State that the script carries from one batch to the next, such as the hidden state of an LSTM.
+
+        `initial` is that of the whole batch, over all workers: a tensor, or tuples, lists and dicts of tensors with
+        one entry per sample along dimension `dim`. In the loop: `output, hidden.value = model(x, hidden.value)`.
+        After `reset_every` batches the state is initial again, as at the start of an epoch.
+        """
+        carried = Carried(self._training, self._numbers, initial, dim, reset_every)
+        self._training.parts.script.add_carried(carried.table)
+        return carried
 
     def epochs(self, count: int) -> Iterator[int]:
         """The numbers of the epochs that are not done, up to `count`: `for epoch in worker.epochs(90)`.
@@ -194,6 +190,24 @@ class Worker:
         if self.is_main:
             step = self._training.round.steps
             self._session.recorder.emit(MetricsLogged(worker_id=self._session.worker_id, step=step, metrics=values))
+
+
+def _prepared(worker: Worker, thing: Any) -> Any:
+    if isinstance(thing, PreparedBatches):
+        return thing
+    training, loaders = worker._training, worker._loaders
+    if isinstance(thing, DataLoader):
+        may_train = not loaders and training.order is None
+        loaders.append(PreparedBatches(training, thing, worker._numbers, may_train=may_train))
+        return loaders[-1]
+    if not training.parts.add(thing):
+        kind = type(thing).__name__
+        raise ConfigError(
+            f"prepare cannot use a {kind}: pass models, optimizers, DataLoaders, schedulers and loss scalers.",
+            code="not-preparable",
+            kind=kind,
+        )
+    return thing
 
 
 def finish(worker: Worker, *, stopped_early: bool) -> dict[str, int]:

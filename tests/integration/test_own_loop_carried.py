@@ -1,0 +1,111 @@
+"""A language model that carries its hidden state from batch to batch, when workers fail."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import torch
+from real_runs import Ran, final_state, relative_difference, same_bits
+from real_runs import syncline as command
+
+LOOP = """
+import os, pathlib, signal, torch, syncline
+from torch import nn
+from torch.nn import functional as F
+
+torch.manual_seed(0)
+text = torch.randint(17, (9, 61)).t().contiguous()
+
+class Model(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.words, self.lstm, self.out = nn.Embedding(17, 8), nn.LSTM(8, 10, 2), nn.Linear(10, 17)
+
+    def forward(self, x, hidden):
+        out, hidden = self.lstm(self.words(x), hidden)
+        return self.out(out), hidden
+
+def get_batch(number):
+    start = 4 * (number % 15)
+    return text[start : start + 4], text[start + 1 : start + 5]
+
+def kill_once(name):
+    if not pathlib.Path(name).exists():
+        pathlib.Path(name).touch()
+        os.kill(os.getpid(), signal.SIGKILL)
+
+model = Model()
+optimizer = torch.optim.SGD(model.parameters(), lr=0.5, momentum=0.9)
+worker = syncline.worker()
+model, optimizer = worker.prepare(model, optimizer)
+hidden = worker.carried((torch.zeros(2, 9, 10), torch.zeros(2, 9, 10)), dim=1, reset_every=10)
+for x, y in worker.batches(get_batch, steps=20, dim=1):
+    optimizer.zero_grad()
+    output, hidden.value = model(x, hidden.value)
+    F.cross_entropy(output.reshape(-1, 17), y.reshape(-1)).backward()
+    nn.utils.clip_grad_norm_(model.parameters(), 0.25)
+    optimizer.step()
+"""
+KILLED = LOOP.replace(
+    "    F.cross_entropy",
+    "    if worker.batch == 18 and worker.rank == worker.size - 1:\n        kill_once('killed')\n    F.cross_entropy",
+)
+"""A worker dies when its new state is known to all, and its gradients are not."""
+FAULTS = "kill worker 1 at step 3; kill worker 0 at step 12"
+
+
+def run(
+    folder: Path, script: str, name: str, *arguments: str, workers: int = 3, faults: str = "", code: int = 0
+) -> Ran:
+    (folder / "loop.py").write_text(script)
+    words = ("run", "loop.py", "--workers", str(workers), "--name", name, *arguments)
+    done = command(*words, cwd=folder, env={"SYNCLINE_FAULTS": faults})
+    assert done.code == code, done.err
+    return done
+
+
+def state(folder: Path, name: str) -> dict[str, Any]:
+    audit = command("audit", f"runs/{name}", cwd=folder)
+    assert audit.code == 0, audit.out
+    assert "180 of 180 samples committed once; 0 lost, 0 repeated" in audit.out
+    return final_state(folder / "runs" / name)
+
+
+def hidden_of(found: dict[str, Any]) -> list[torch.Tensor]:
+    tensors: list[torch.Tensor] = found["script"]["carried"][0][-1]["tensors"]
+    return tensors
+
+
+def test_replacements_continue_with_the_hidden_state_to_the_bit(tmp_path):
+    run(tmp_path, LOOP, "one", workers=1)
+    run(tmp_path, LOOP, "whole")
+    done = run(tmp_path, KILLED, "killed", "--on-worker-failure", "replace-only", faults=FAULTS)
+    assert done.out.count("was killed by SIGKILL") == 3
+    one, whole, killed = (state(tmp_path, name) for name in ("one", "whole", "killed"))
+    assert relative_difference(one["model"], whole["model"]) < 1e-5
+    assert same_bits(whole["model"], killed["model"])
+    assert all(torch.equal(a, b) for a, b in zip(hidden_of(whole), hidden_of(killed), strict=True))
+
+
+def test_survivors_divide_the_hidden_state_anew_and_none_of_it_is_lost(tmp_path):
+    """With a learning rate of 0 the hidden state depends on the text only, not on which step a sample was in."""
+    run(tmp_path, LOOP.replace("lr=0.5", "lr=0.0"), "one", workers=1)
+    done = run(tmp_path, KILLED.replace("lr=0.5", "lr=0.0"), "killed", workers=4, faults=FAULTS)
+    assert done.out.count("was killed by SIGKILL") == 3
+    for a, b in zip(hidden_of(state(tmp_path, "one")), hidden_of(state(tmp_path, "killed")), strict=True):
+        torch.testing.assert_close(a, b)
+
+
+def test_an_interrupted_run_resumes_with_the_hidden_state(tmp_path):
+    run(tmp_path, LOOP, "whole", workers=2)
+    settings = ("--on-worker-failure", "stop", "--checkpoint-every-steps", "4")
+    run(tmp_path, LOOP, "stopped", *settings, workers=2, faults="kill worker 1 at step 10", code=1)
+    done = command("resume", "runs/stopped", cwd=tmp_path)
+    assert done.code == 0, done.err
+    assert same_bits(state(tmp_path, "whole")["model"], state(tmp_path, "stopped")["model"])
+
+
+def test_a_strategy_that_does_not_sum_gradients_in_every_step_is_refused(tmp_path):
+    done = run(tmp_path, LOOP, "local", "--strategy", "sparknet(tau=4)", workers=2, code=1)
+    assert "--strategy allreduce" in done.err
