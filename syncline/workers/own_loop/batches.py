@@ -24,12 +24,16 @@ from syncline.data.stream import PartReader, StreamSource
 from syncline.data.stream_order import check_has_batches
 from syncline.errors import ConfigError
 from syncline.workers.forward import to_device
+from syncline.workers.own_loop.division import Division
 from syncline.workers.own_loop.feed import DrawnSource, Feed, loader_feed
 from syncline.workers.own_loop.numbers import Numbers
-from syncline.workers.own_loop.stream_parts import StreamDivision
 from syncline.workers.own_loop.training import LoopTraining
 
 _START = Position()
+_IsDue = Callable[[int, int], bool]
+"""Whether a worker evaluates this part of this batch."""
+_ReadParts = Callable[[int, _IsDue], Iterator[Any]]
+"""Reads those parts, of so many for each batch."""
 
 
 class TrainingBatches:
@@ -104,7 +108,7 @@ class PreparedBatches:
     def __init__(self, training: LoopTraining, loader: DataLoader[Any], numbers: Numbers, *, may_train: bool) -> None:
         self._training, self._loader, self._numbers = training, loader, numbers
         self._batches: TrainingBatches | None = None
-        self._is_first = may_train
+        self._is_first, self._is_stream = may_train, isinstance(loader.dataset, IterableDataset)
         self.next_epoch = 0
         if may_train:
             feed = loader_feed(loader, training.session.plan.seed, training.session.warn)
@@ -153,48 +157,53 @@ class PreparedBatches:
             self._numbers.end_pass()
             return
         training.enter()
-        is_stream, is_alone = isinstance(self._loader.dataset, IterableDataset), training.session.plan.size == 1
-        if training.is_asynchronous or (is_alone and not is_stream):
+        is_alone = training.session.plan.size == 1
+        if training.is_asynchronous or (is_alone and not self._is_stream):
             for data in self._loader:
                 self._numbers.begin_batch(_size(data))
                 yield to_device(data, device)
             self._numbers.end_pass()
             return
-        for data in self._divided_stream() if is_stream else self._divided():
+        for data in self._divided():
             self._numbers.begin_batch(_size(data))
             yield to_device(data, device)
         self._numbers.end_pass(is_divided=not is_alone)
 
     def _divided(self) -> Iterator[Any]:
         """Each worker's part of every batch. The results of one that fails are gone: others do its part again."""
-        training, numbers = self._training, self._numbers
-        owners = list(training.progress.holders)
-        batches = _index_batches(self._loader, training.session.plan.seed, len(owners))
-        parts = [_part_of(batches, len(owners), number) for number in range(len(owners))]
-        worker_id = training.session.worker_id
-        mine = [parts[n] for n, owner in enumerate(owners) if owner == worker_id] if self._is_counted() else []
-        while True:
-            for part in mine:
-                yield from self._fetch(part)
-            members = numbers.members()
-            gone = [n for n, owner in enumerate(owners) if owner not in members]
-            if not gone:
-                return
-            parts, owners = _divided_again([parts[n] for n in gone], members)
-            mine = [parts[n] for n, owner in enumerate(owners) if owner == worker_id]
-
-    def _divided_stream(self) -> Iterator[Any]:
-        """Likewise; each worker reads the whole stream, and again if a worker fails."""
         session = self._training.session
-        check_has_batches(self._loader)
-        source = StreamSource(self._loader, session.plan.seed)
-        division: StreamDivision | None = StreamDivision(self._training.progress.holders)
+        holders = self._training.progress.holders
+        read = self._stream_reader() if self._is_stream else self._index_reader(len(holders))
+        division: Division | None = Division(holders)
         is_wanted = self._is_counted()
         while division is not None:
             if is_wanted:
-                reader = PartReader(source, division.parts, _owned_by(session.worker_id, division))
-                yield from (unpacked(portion.packed) for portion in read_in_process(reader))
+                yield from read(division.parts, _due(session.worker_id, division))
             division, is_wanted = division.after_failures(self._numbers.members()), True
+
+    def _stream_reader(self) -> _ReadParts:
+        """Each worker reads the whole stream, and once more if a worker fails."""
+        check_has_batches(self._loader)
+        source = StreamSource(self._loader, self._training.session.plan.seed)
+
+        def read(parts: int, is_due: _IsDue) -> Iterator[Any]:
+            return (unpacked(portion.packed) for portion in read_in_process(PartReader(source, parts, is_due)))
+
+        return read
+
+    def _index_reader(self, workers: int) -> _ReadParts:
+        batches = _index_batches(self._loader, self._training.session.plan.seed, workers)
+
+        def read(parts: int, is_due: _IsDue) -> Iterator[Any]:
+            due = [
+                batch[slice(*share(len(batch), parts, part))]
+                for number, batch in enumerate(batches)
+                for part in range(parts)
+                if is_due(number, part)
+            ]
+            return self._fetch([indices for indices in due if indices])
+
+        return read
 
     def _is_counted(self) -> bool:
         """Whether this worker's part is wanted; otherwise the others have done it, and this worker repeats a round."""
@@ -243,7 +252,7 @@ class DrawnBatches:
         return next(self._current)
 
 
-def _owned_by(worker_id: int, division: StreamDivision) -> Callable[[int, int], bool]:
+def _due(worker_id: int, division: Division) -> _IsDue:
     return lambda batch, part: division.is_due(batch, part, worker_id)
 
 
@@ -256,18 +265,6 @@ def _index_batches(loader: DataLoader[Any], seed: int, workers: int) -> list[lis
         last = batches.pop()
         batches[-1] = batches[-1] + last
     return batches
-
-
-def _part_of(batches: list[list[int]], workers: int, number: int) -> list[list[int]]:
-    """One worker's part of each batch, without empty ones."""
-    parts = [batch[slice(*share(len(batch), workers, number))] for batch in batches]
-    return [part for part in parts if part]
-
-
-def _divided_again(parts: list[list[list[int]]], members: list[int]) -> tuple[list[list[list[int]]], list[int]]:
-    """The batches in `parts`, dealt to the members in turn, with the owner of each part."""
-    batches = [batch for part in parts for batch in part]
-    return [batches[number :: len(members)] for number in range(len(members))], list(members)
 
 
 def _size(batch: Any) -> int:

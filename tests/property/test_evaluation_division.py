@@ -1,4 +1,4 @@
-"""The evaluation of a stream: every sample once, whichever workers fail."""
+"""An evaluation that is divided among workers: every sample once, whichever of them fail, and when."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from syncline.data.stream import batches_of
-from syncline.workers.own_loop.stream_parts import StreamDivision
+from syncline.workers.own_loop.division import Division
 
 
 @given(st.integers(0, 40), st.integers(1, 9), st.integers(1, 6), st.booleans())
@@ -22,7 +22,7 @@ def test_batches_have_all_samples_and_none_is_smaller_than_the_number_of_workers
 @given(st.integers(1, 5), st.integers(0, 6), st.data())
 def test_every_part_is_evaluated_once_by_a_worker_that_is_left(workers, batches, data):
     members = list(range(workers))
-    division: StreamDivision | None = StreamDivision(members)
+    division: Division | None = Division(members)
     results: list[tuple[int, int, int]] = []
     while division is not None:
         for batch in range(batches):

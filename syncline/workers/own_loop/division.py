@@ -1,8 +1,7 @@
-"""Dividing the evaluation of a stream among the workers.
+"""Dividing an evaluation among the workers.
 
-Here: `StreamDivision`, a pure rule: which worker evaluates which part of which batch, and again after failures. The
-number of batches is not known before they are read. Not here: reading (`data/stream.py`), and samples with numbers
-(`batches.py`).
+Here: `Division`, a pure rule: which worker evaluates which part of which batch, and again after failures. The number of
+batches need not be known. Not here: reading them (`batches.py`).
 """
 
 from __future__ import annotations
@@ -10,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 
-class StreamDivision:
+class Division:
     """Each batch has as many parts as there were workers at first, and each part has an owner.
 
     `earlier` is the division before some of its owners had `gone`. With them everything is gone that they have
@@ -18,7 +17,7 @@ class StreamDivision:
     """
 
     def __init__(
-        self, members: Sequence[int], earlier: StreamDivision | None = None, gone: frozenset[int] = frozenset()
+        self, members: Sequence[int], earlier: Division | None = None, gone: frozenset[int] = frozenset()
     ) -> None:
         self._members, self._earlier, self._gone = tuple(members), earlier, gone
         self.parts: int = len(members) if earlier is None else earlier.parts
@@ -33,7 +32,7 @@ class StreamDivision:
         is_new = self._earlier is None or self._earlier.owner_of(batch, part) in self._gone
         return is_new and self.owner_of(batch, part) == worker_id
 
-    def after_failures(self, members: Sequence[int]) -> StreamDivision | None:
+    def after_failures(self, members: Sequence[int]) -> Division | None:
         """The division for another pass if only `members` have completed this one; None if all have."""
         gone = frozenset(self._members) - frozenset(members)
-        return StreamDivision(members, self, gone) if gone else None
+        return Division(members, self, gone) if gone else None
