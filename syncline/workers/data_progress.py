@@ -80,7 +80,13 @@ class DataProgress:
         steps = (self.assignment.step_of(share.position.step, rank) for rank in gone)
         return share.batch - sum(total(step.ranges) for step in steps)
 
-    def end_inheritance(self) -> None:
+    @property
+    def is_divided_anew(self) -> bool:
+        """Whether what is left is to be divided among other workers than those that hold the shares now."""
+        is_over = self.inherited_at is not None and self.has_exchanged
+        return is_over and self.holders != tuple(self._session.members)
+
+    def end_inheritance(self, *, opens_view: bool = True) -> None:
         """The round is over, and all members have applied their inherited shares: divide what is left among them."""
         if self.inherited_at is None:
             return
@@ -91,7 +97,8 @@ class DataProgress:
         }
         self.report_used()
         self.begin_assignment(self.assignment.next(self._session.plan.size, applied))
-        self.open_view(from_checkpoint=False)
+        if opens_view:
+            self.open_view(from_checkpoint=False)
 
     def begin_new_data(self, position: Position) -> None:
         """Begin an epoch with other data than before `position`. The rest of its epoch is dropped."""

@@ -41,6 +41,8 @@ class Standing(msgspec.Struct, frozen=True):
     """Whether it is inside a user's script that continues where it is."""
     has_ended: bool = False
     """Whether that script has ended."""
+    is_ahead: bool = False
+    """Whether that script holds batches that it will compute with after the step in progress."""
 
     @classmethod
     def of(

@@ -3,7 +3,8 @@
 Here: `LoopRound`, one worker's record of it, and how the members of a new View compare their records. Not here: which
 state they continue from (`recovery.py`), and the objects that the loop uses (`own_loop/`).
 
-A round begins when the loop takes a batch after an update, and lasts until it does so again:
+A round begins when the loop takes a batch after an update, and lasts until it does so again; a batch that was taken
+before the update begins a round when the loop computes with it (`taken.py`).
 
     take a batch, or several (gradient accumulation)
     compute; exchange values: batch statistics, sums and means that the script asks for
@@ -26,6 +27,7 @@ from syncline.comms.collective import Collective
 from syncline.comms.serialize import dump_state, load_state
 from syncline.data.order import Share
 from syncline.errors import PeerFailed
+from syncline.workers.taken import TakenBatches
 from syncline.workers.train_state import TrainState
 
 
@@ -54,7 +56,7 @@ class LoopRound:
     def __init__(self) -> None:
         self.start = 0
         """The step whose batch was taken first: it identifies the round."""
-        self.taken: list[Share] = []
+        self.taken = TakenBatches()
         """The batches that no update has committed yet."""
         self.updates = 0
         """How many updates this worker's state has, over the whole run."""
@@ -71,6 +73,7 @@ class LoopRound:
         self._values: list[Any] = []
         self._read = 0  # how many of the values the script has come to
         self._is_replayed = False  # a replacement has not yet taken the first batch of the round that it repeats
+        self._is_uncounted = False  # a replacement has not yet come to the update by which the round is a step
         self.is_repeated = False
         """Whether this worker repeats the round from its start: it has replaced one that took part in it."""
         self._previous = _Tail(-1, 0, None)
@@ -79,7 +82,7 @@ class LoopRound:
     @property
     def is_open(self) -> bool:
         """Whether batches were taken that no update has committed."""
-        return bool(self.taken) and not self.is_dropped
+        return len(self.taken) > 0 and not self.is_dropped
 
     def begin(self, start: int, state: TrainState, *, may_fail: bool) -> None:
         """The script asks for the batch of step `start`: a new round begins, even if it does not get that batch yet."""
@@ -90,14 +93,26 @@ class LoopRound:
     def take(self, share: Share) -> None:
         """The script takes a batch."""
         self._is_replayed = False
-        self.taken.append(share)
+        self.taken.take(share)
+
+    @property
+    def has_updated(self) -> bool:
+        """Whether the script has come to an update in this round."""
+        return self._reached > 0
+
+    def carry(self, start: int, state: TrainState, *, may_fail: bool) -> None:
+        """The script computes with a batch that it took before its last update: a new round begins with that batch."""
+        taken = self.taken
+        self._begin(start)
+        self.taken = taken
+        self._progress = state.progress() if may_fail else None
 
     def _begin(self, start: int) -> None:
         if self._values:
             self._previous = _Tail(self.start, len(self._values), self._values[-1])
-        self.start, self.taken, self.combined, self.is_dropped = start, [], {}, False
+        self.start, self.taken, self.combined, self.is_dropped = start, TakenBatches(), {}, False
         self._values, self._done, self._reached, self._read = [], 0, 0, 0
-        self.is_repeated = False
+        self.is_repeated = self._is_uncounted = False
 
     @property
     def recorded(self) -> Any:
@@ -128,13 +143,18 @@ class LoopRound:
 
     def pass_update(self, optimizer: int) -> None:
         """The script has come to an update of this optimizer that is done."""
+        self.steps += self._is_uncounted
+        self._is_uncounted = False
+        self._pass(optimizer)
+
+    def _pass(self, optimizer: int) -> None:
         self.combined.pop(optimizer, None)
         self._reached += 1
 
     def count_update(self, optimizer: int) -> None:
         """This worker has made the update of this optimizer that the script has come to."""
         self._add_update()
-        self.pass_update(optimizer)
+        self._pass(optimizer)
 
     def _add_update(self) -> None:
         self.updates += 1
@@ -166,7 +186,7 @@ class LoopRound:
         return {
             "start": self.start,
             "updates": self.updates,
-            "steps": self.steps,
+            "steps": self.steps + self._is_uncounted,
             "done": self._done,
             "values": self._values,
             "combined": self.combined,
@@ -176,7 +196,8 @@ class LoopRound:
         """Repeat a round that the other workers are in."""
         self._begin(state["start"])
         self.updates, self._done, self._values = state["updates"], state["done"], list(state["values"])
-        self.combined, self.steps = dict(state["combined"]), state["steps"]
+        self._is_uncounted = state["done"] > 0
+        self.combined, self.steps = dict(state["combined"]), state["steps"] - self._is_uncounted
         self._is_replayed = self.is_repeated = True
 
     def progress_at_start(self, state: TrainState) -> TrainingProgress:

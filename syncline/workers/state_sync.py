@@ -113,6 +113,7 @@ class StateSync:
             in_place=held is state,
             is_repeating=self._round.is_update_done,
             has_ended=self._round.has_ended,
+            is_ahead=bool(self._round.taken.ahead),
         )
 
     def _exchange_state(self, plan: SyncPlan, standings: list[Standing], state: TrainState) -> Synced:
@@ -213,9 +214,11 @@ def _must_restart(plan: SyncPlan | None, standings: list[Standing]) -> bool:
     """Whether scripts must restart before all can continue, as all members conclude alike.
 
     One that goes back to a checkpoint cannot take back what it has done since; one that has ended can only train on
-    requeued samples by starting again.
+    requeued samples by starting again; one that holds a batch would train on it though it is assigned anew.
     """
     if plan is None:
         return any(s.in_place for s in standings)
+    if not plan.merges:
+        return False
     ends_early = any(s.has_ended and s.in_place for s in standings)
-    return ends_early and plan.merges and bool(plan.assignment.requeued)
+    return (ends_early and bool(plan.assignment.requeued)) or any(s.is_ahead and s.in_place for s in standings)

@@ -152,6 +152,17 @@ class Stepper:
         if not continues:
             self.state.begin_step(may_fail=self.can_be_interrupted)
 
+    def begin_carried_step(self, share: Share) -> None:
+        """The forward pass on `share` comes next, for which everything else was done when the loop took it.
+
+        Raises `PeerFailed` if the membership has changed.
+        """
+        session, step = self.session, share.position.step
+        session.check_membership()
+        rank = self.progress.rank
+        session.seed_step(step, session.rank if rank is None else rank)  # as for a worker that takes the batch now
+        self.state.begin_step(may_fail=self.can_be_interrupted)
+
     def check_membership(self, step: int, *, continues: bool = False) -> None:
         """Raise `PeerFailed` if the membership has changed, unless the step continues; run the fault hook."""
         session = self.session

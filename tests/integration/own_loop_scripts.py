@@ -291,6 +291,59 @@ for epoch in range(2):
 """
 )
 
+AHEAD = (
+    HEAD
+    + """
+import signal, pathlib
+model = nn.Sequential(nn.Linear(12, 16), nn.BatchNorm1d(16), nn.Dropout(0.2), nn.Linear(16, 2))
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
+schedule = torch.optim.lr_scheduler.ExponentialLR(optimizer, 0.97)
+loader = DataLoader(data, batch_size=10, shuffle=True)
+model, optimizer, schedule, batches = worker.prepare(model, optimizer, schedule, loader)
+micro_steps = 1
+
+
+def die(place):
+    for victim, step, where in KILLS:
+        flag = pathlib.Path(f"{os.environ.get('KILLED', '')}-{victim}-{step}-{where}")
+        if (victim, step, where) == (worker.rank, worker.step, place) and not flag.exists() and "KILLED" in os.environ:
+            flag.touch()
+            os.kill(os.getpid(), signal.SIGKILL)
+
+
+KILLS = []
+
+
+def stream():
+    for epoch in worker.epochs(2):
+        yield from batches
+
+
+stream = stream()
+x, y = next(stream, (None, None))
+while x is not None:
+    for _ in range(micro_steps):
+        die("before forward")
+        loss = F.cross_entropy(model(x), y) / micro_steps
+        die("after forward")
+        x, y = next(stream, (None, None))
+        die("after taking")
+        loss.backward()
+        die("after backward")
+        if x is None:
+            break
+    nn.utils.clip_grad_norm_(model.parameters(), 0.5)
+    die("after clipping")
+    optimizer.step()
+    die("after the step")
+    optimizer.zero_grad()
+    schedule.step()
+"""
+)
+"""Takes the next batch in the middle of a step, as nanoGPT does."""
+AHEAD_ALIKE = AHEAD.replace(" nn.Dropout(0.2),", "")
+"""Without random numbers, which depend on the number of workers."""
+
 LARGE = PLAIN.replace(
     "nn.Linear(12, 16), nn.ReLU(), nn.Linear(16, 2)", "nn.Linear(12, 1200), nn.Linear(1200, 1200), nn.Linear(1200, 2)"
 ).replace("lr=0.1", "lr=0.01")
@@ -318,6 +371,8 @@ SAME_RESULT = {
     "a summed loss, no batches": SUMMED_WITHOUT_BATCHES, "a loss said to be a sum, no batches": SAID_WITHOUT_BATCHES,
     "dropout, no batches": RANDOM_WITHOUT_BATCHES,
     "skips that all agree on": AGREED_SKIPS, "epochs left early": LEFT_EARLY, "batch norm": NORMALIZED,
+    "batches taken ahead": AHEAD_ALIKE,
+    "accumulated and taken ahead": AHEAD_ALIKE.replace("micro_steps = 1", "micro_steps = 4"),
     **SAMPLED, "batches of different sizes": IN_BUCKETS, "sparse gradients": SPARSE, "a large model": LARGE,
 }  # fmt: skip
 """Scripts that train the same with any number of workers."""

@@ -49,12 +49,22 @@ class Script:
     at: int = 0
     seen: list[Any] = field(default_factory=list)
     parameters: list[int] = field(default_factory=list)
+    committed: list[int] = field(default_factory=list)
 
     def begin(self, step: int) -> None:
-        share = Share(Position(step=step), np.empty(0, np.int64), 1, (), Position(step=step + 1))
-        self.round.begin(step, NoState(), may_fail=True)  # type: ignore[arg-type]
-        self.round.take(share)
+        """Compute with the batch of this step: the one that was taken ahead, or one taken now."""
+        state: Any = NoState()
+        if self.round.taken.ahead:
+            self.round.carry(step, state, may_fail=True)
+        else:
+            self.round.begin(step, state, may_fail=True)
+            self.round.take(_share(step))
+        self.round.taken.use()
         self.at, self.seen = 0, []
+
+    def take_ahead(self) -> None:
+        self.round.take(_share(self.round.start + 1))
+        self.at += 1
 
     def is_repeating(self, kind: str) -> bool:
         """Whether the others have done what the script comes to next."""
@@ -64,13 +74,18 @@ class Script:
         """The exchange that the script is in is complete, or was before."""
         if kind == "value":
             self.seen.append(self.round.exchange_values(lambda: result, _never))
-        elif self.round.is_update_done:
-            self.round.pass_update(0)
         else:
-            self.parameters.append(result)
-            self.round.taken = []
-            self.round.count_update(0)
+            self.committed += [share.position.step for share in self.round.taken.commit()]
+            if self.round.is_update_done:
+                self.round.pass_update(0)
+            else:
+                self.parameters.append(result)
+                self.round.count_update(0)
         self.at += 1
+
+
+def _share(step: int) -> Share:
+    return Share(Position(step=step), np.empty(0, np.int64), 1, (), Position(step=step + 1))
 
 
 def _never() -> None:
@@ -89,9 +104,14 @@ def simulate(program: list[str], steps: int, faults: list[Fault], *, replaces: b
         for script in scripts.values():
             script.begin(step)
         while any(script.at < len(program) for script in scripts.values()):
-            for script in scripts.values():  # what is on record needs nobody else
-                while script.at < len(program) and script.is_repeating(program[script.at]):
-                    script.complete(program[script.at], -1)
+            for script in scripts.values():  # what is on record, and taking a batch, needs no other worker
+                while script.at < len(program):
+                    if program[script.at] == "take":
+                        script.take_ahead()
+                    elif script.is_repeating(program[script.at]):
+                        script.complete(program[script.at], -1)
+                    else:
+                        break
             places = {script.at for script in scripts.values()}
             if places == {len(program)}:
                 break
@@ -118,11 +138,10 @@ def fail(scripts: dict[int, Script], failed: int, kind: str, result: int, comple
     for script in survivors:  # those that missed an update load the parameters
         if script.round.updates < source.round.updates:
             script.parameters = list(source.parameters)
-            script.round.taken = []
             script.round.adopt_update(source.round.updates)
     _exchange(lambda gathered: [s.round.catch_up(gathered) for s in survivors])
     if replaces:
-        newcomer = Script(parameters=list(source.parameters))
+        newcomer = Script(parameters=list(source.parameters), committed=list(range(source.round.start)))
         newcomer.round.replay(source.round.state())
         newcomer.begin(source.round.start)
         scripts[failed] = newcomer
@@ -135,6 +154,12 @@ def _exchange(call: Callable[[Any], object]) -> None:
     call(gathered)
 
 
+def _with_a_batch_ahead(program: list[str], at: int) -> list[str]:
+    """The script takes its next batch at this place, before its first update."""
+    at = min(at, program.index("update"))
+    return [*program[:at], "take", *program[at:]]
+
+
 PROGRAMS = st.lists(st.sampled_from(["value", "value", "update"]), min_size=1, max_size=6).map(lambda p: [*p, "update"])
 FAULTS = st.lists(
     st.tuples(st.integers(0, 20), st.integers(0, WORKERS - 1), st.integers(0, 3)), max_size=5, unique_by=lambda f: f[0]
@@ -142,8 +167,15 @@ FAULTS = st.lists(
 
 
 @settings(max_examples=300)
-@given(program=PROGRAMS, steps=st.integers(1, 4), faults=FAULTS, replaces=st.booleans())
-def test_every_script_sees_what_it_would_have_seen_without_failures(program, steps, faults, replaces):
+@given(
+    program=PROGRAMS,
+    ahead=st.none() | st.integers(0, 6),
+    steps=st.integers(1, 4),
+    faults=FAULTS,
+    replaces=st.booleans(),
+)
+def test_every_script_sees_what_it_would_have_seen_without_failures(program, ahead, steps, faults, replaces):
+    program = program if ahead is None else _with_a_batch_ahead(program, ahead)
     whole = simulate(program, steps, [], replaces=False)
     found = simulate(program, steps, list(faults), replaces=replaces)
     assert len(found) == WORKERS if replaces else 1 <= len(found) <= WORKERS
@@ -152,3 +184,4 @@ def test_every_script_sees_what_it_would_have_seen_without_failures(program, ste
         assert script.parameters == whole[0].parameters
         assert script.round.updates == whole[0].round.updates
         assert script.round.steps == steps
+        assert script.committed == list(range(steps))

@@ -45,6 +45,7 @@ class TrainingBatches:
         self._items: Iterator[Fetched] | None = None
         self._generation = -1
         training.on_end.append(self.close)
+        training.in_use.on_use = lambda share: numbers.begin_batch(len(share.indices))
 
     def epoch(self, epoch: int) -> Iterator[Any]:
         """The batches of one epoch that are not done yet."""
@@ -60,7 +61,6 @@ class TrainingBatches:
                     fetched = self._next(epoch)
             if fetched is None:
                 break
-            self._numbers.begin_batch(len(fetched.share.indices))
             self._numbers.warn_if_uncombined()
             yield to_device(fetched.data, training.session.device)
         self.close()

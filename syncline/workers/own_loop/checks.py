@@ -30,6 +30,8 @@ class _Report(msgspec.Struct, frozen=True):
     worker_id: int
     step: int
     batches: int
+    ahead: int
+    """How many batches were taken ahead of the step."""
     optimizer: int
     groups: int
     """How many parameter groups that optimizer has."""
@@ -67,7 +69,8 @@ class Checks:
         self._mine = _Report(
             worker_id=self._session.worker_id,
             step=self._round.start if share is not None else self._round.updates,
-            batches=len(self._round.taken),
+            batches=self._round.taken.used,
+            ahead=len(self._round.taken.ahead),
             optimizer=number,
             groups=len(optimizer.param_groups),
             present=[p.grad is not None for p in gradients.parameters],
@@ -75,7 +78,7 @@ class Checks:
             samples=share.checksum if share is not None else 0,
         )
         mine = self._mine
-        counted = [mine.step, 7 * mine.batches, 13 * number, 5 * mine.groups]
+        counted = [mine.step, 7 * mine.batches, 13 * number, 5 * mine.groups, 11 * mine.ahead]
         return mark_of([*counted, bits(mine.present), mine.checksum, mine.samples])
 
     def settle(self, number: int, gradients: GradientBuffer) -> list[bool]:
@@ -113,7 +116,7 @@ def _as_bits(parameter: torch.Tensor) -> torch.Tensor:
 def disagreement(reports: list[Any]) -> ConfigError | None:
     """The error for workers that do different things; None if only their gradients are of different parameters."""
     first = reports[0]
-    others = [r for r in reports if (r.step, r.batches, r.optimizer) != (first.step, first.batches, first.optimizer)]
+    others = [r for r in reports if _place(r) != _place(first)]
     if others:
         return out_of_step(_doing(first), _doing(others[0]), others[0])
     strangers = [r for r in reports if r.samples != first.samples]
@@ -170,7 +173,12 @@ def out_of_step(one: str, other: str, report: Any) -> ConfigError:
     )
 
 
+def _place(report: Any) -> tuple[int, ...]:
+    return report.step, report.batches, report.ahead, report.optimizer
+
+
 def _doing(report: Any) -> str:
     batches = f" after {report.batches} batches" if report.batches != 1 else ""
+    batches += f" with {report.ahead} taken ahead" if report.ahead else ""
     optimizer = f" of optimizer {report.optimizer}" if report.optimizer else ""
     return f"worker {report.worker_id} is in step {report.step}{optimizer}{batches}"

@@ -13,7 +13,6 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import nn
 from torch.optim.lr_scheduler import LRScheduler, ReduceLROnPlateau
-from torch.utils.hooks import RemovableHandle
 
 from syncline.compute.local_hook import LocalHook
 from syncline.errors import ConfigError
@@ -39,7 +38,6 @@ class PreparedParts:
         self.groups = ParameterGroups(self)
         self.script = ScriptParts(self.values, self.scalers, training.round, self.groups)
         self._model: nn.Module | None = None
-        self._hooks: list[RemovableHandle] = []
 
     def _before_values(self) -> None:
         """A resumed run has values from before; a replacement gets them when it joins."""
@@ -54,7 +52,7 @@ class PreparedParts:
             thing.to(self._training.session.device)
             if not any(thing is model for model in self.models):
                 self.models.append(thing)
-                self._hooks.append(thing.register_forward_pre_hook(LocalHook(lambda _: self._training.on_forward())))
+                thing.register_forward_pre_hook(LocalHook(lambda _: self._training.on_forward()))
         elif isinstance(thing, torch.optim.Optimizer):
             self._check_early("optimizer")
             self._add_optimizer(thing)
@@ -66,12 +64,6 @@ class PreparedParts:
         else:
             return False
         return True
-
-    def remove_hooks(self) -> None:
-        """Leave the models as the script made them: torch.save(model) pickles hooks, too."""
-        for hook in self._hooks:
-            hook.remove()
-        self._hooks.clear()
 
     def _add_optimizer(self, optimizer: torch.optim.Optimizer) -> None:
         if any(optimizer is prepared for prepared in self.optimizers):

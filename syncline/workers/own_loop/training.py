@@ -8,17 +8,16 @@ membership changes. Not here: the objects themselves (`worker.py`, `batches.py`,
 from __future__ import annotations
 
 from collections.abc import Callable
-from contextlib import ExitStack
 from typing import Any
 
 import numpy as np
 import torch
 
 from syncline.comms.collective import Solo
-from syncline.compute.batch_norm import has_global_batch_norm, take_part_without_samples
 from syncline.data.assignment import Position
 from syncline.data.order import SampleOrder, Share
 from syncline.errors import ConfigError, PeerFailed
+from syncline.workers.own_loop.in_use import BatchesInUse
 from syncline.workers.own_loop.lateness import epoch_when_started, is_aborted, is_late, is_outdated
 from syncline.workers.own_loop.optimizer import plain_optimizer
 from syncline.workers.own_loop.parts import PreparedParts
@@ -53,13 +52,13 @@ class LoopTraining:
         """Whether the script runs through epochs that are done."""
         self.share: Share | None = None
         """The batch that was taken last."""
+        self.in_use = BatchesInUse(self)
         method = session.strategy.method  # which is made anew each time, and asked for in every step
         self._sums_gradients = method.is_lock_step and method.recovery == "equal"
         self._is_asynchronous = method.is_asynchronous
         self.updates = LoopUpdates(self)
         self.parts = PreparedParts(self)
         self.tuner = LoopTuner(self)
-        self._without_samples = ExitStack()
         self._progress_at_start: Any = None
         self.on_end: list[Callable[[], None]] = []
         """What to close when the script has ended."""
@@ -104,8 +103,6 @@ class LoopTraining:
         if self.order is None:
             # All workers compute the same gradient, so its mean over them is right, whatever the loss.
             self.updates.weights.is_summed = False
-        else:  # the hooks are for scripts without batches, where a forward pass may begin a step
-            parts.remove_hooks()
 
     def _join(self) -> None:
         if not self.session.join_view():
@@ -162,18 +159,22 @@ class LoopTraining:
             self.state.epochs_closed = epoch
         if epoch < self.epoch_at_start:
             return False
-        if self.round.is_open and not self.parts.has_gradients():
-            self.skip_taken(keeps_last=False)
-        taken = self.round.taken if self.round.is_open else []
+        self.in_use.skip_unused()
+        taken = self.round.taken.shares if self.round.is_open else []
         position = taken[-1].after if taken else self.progress.position
         if epoch > position.epoch:  # the loop left the last epoch early
-            self.skip_taken(keeps_last=False)
+            self.in_use.skip(len(taken))
             self.progress.skip_to(Position(epoch, 0, position.step, position.extra))
         return True
 
-    def end_step(self) -> None:
-        """The script asks for a batch, so it has completed its last step: its schedulers have advanced."""
+    def end_step(self, *, carries: bool = False) -> None:
+        """The script asks for a batch, so it has completed its last step: its schedulers have advanced.
+
+        If it asks in the middle of a step, that is so only when it computes with the batch, which it `carries` over.
+        """
         assert self.stepper is not None
+        if self.round.is_open and not carries:
+            return
         while True:
             try:
                 ending = self.stepper.end_step()
@@ -181,32 +182,32 @@ class LoopTraining:
             except PeerFailed:  # while saving
                 self.recover(is_between_rounds=True)
         if ending is not None:
+            self.round.taken.clear()
             raise LoopStopped(0) if ending == "stopped" else SystemExit(0)
 
     def begin_batch(self, share: Share) -> bool:
         """The script takes `share`. False if the membership has changed: then it takes what it is assigned now."""
         assert self.stepper is not None
-        self.end_batch()
-        if self.round.is_open and not self.parts.has_gradients():
-            self.skip_taken(keeps_last=False)
+        self.in_use.skip_unused()
         continues = self.round.is_open
         try:
             if not continues:
                 self.tuner.before_round()
+                self.in_use.end_batch()
                 self.round.begin(share.position.step, self.state, may_fail=self.stepper.can_be_interrupted)
-                self.updates.weights.begin()
-                self.parts.groups.begin_round()
+                self.begin_round()
             self.stepper.begin_step(share, continues=continues)
         except PeerFailed:
             self.recover(is_between_rounds=True)
             return False
-        self.updates.begin_batch()
-        self.round.take(share)
         self.share = share
-        self.updates.weights.take(self.weight_of(share), self.parts.parameters if self.is_lock_step else list)
-        if len(share.indices) == 0 and has_global_batch_norm(self.parts.model):
-            self._without_samples.enter_context(take_part_without_samples(self.parts.model))
+        self.in_use.take(share, is_ahead=continues and self.round.taken.is_computed)
         return True
+
+    def begin_round(self) -> None:
+        """A new round has begun: no gradients of it are there yet."""
+        self.updates.weights.begin()
+        self.parts.groups.begin_round()
 
     def on_forward(self) -> None:
         """A prepared model is about to compute: with the state of the run, not with its initial parameters."""
@@ -215,6 +216,7 @@ class LoopTraining:
         self.enter()
         if torch.is_grad_enabled():
             self.begin_without_data()
+            self.in_use.compute()
 
     def begin_without_data(self) -> None:
         """If the script takes no batches from Syncline, its round begins with the first thing after an update."""
@@ -223,11 +225,6 @@ class LoopTraining:
         self.end_step()
         while not self.begin_batch(_without_data(self.progress.position)):
             pass
-
-    def end_batch(self) -> None:
-        """The script is done with the batch that it took last."""
-        self._without_samples.close()
-        self.updates.weights.end_batch()
 
     def set_order(self, order: SampleOrder) -> None:
         """The script will take batches in this order."""
@@ -247,15 +244,12 @@ class LoopTraining:
         samples = self.progress.samples_of_members(share)
         return len(share.indices) / samples if samples else 0.0
 
-    def skip_taken(self, *, keeps_last: bool) -> None:
-        """The script has made no update with the batches it took, all or all but the last."""
-        taken = self.round.taken
-        skipped = taken[:-1] if keeps_last else taken
-        self.round.taken = taken[-1:] if keeps_last else []
-        if self.stepper is not None and not self.round.is_dropped and not self.round.is_repeated:
-            self.stepper.skip(skipped)
-
     # The end
+
+    def close(self) -> None:
+        """This run of the script ends: stop what it has started."""
+        for close in self.on_end:
+            close()
 
     def finish(self, *, stopped_early: bool) -> dict[str, int]:
         """The script has ended: wait for the others, save. The peak memory of each worker, by worker_id."""
@@ -263,15 +257,14 @@ class LoopTraining:
         self.enter()
         stepper = self.stepper
         assert stepper is not None
-        self.end_batch()
-        for close in self.on_end:
-            close()
+        self.in_use.end_batch()
+        self.close()
         self.round.has_ended = True
         self.session.recorder.flush(self.progress.position, self.state.lr)
         while True:
             try:
                 if self.round.is_open:
-                    self.skip_taken(keeps_last=False)
+                    self.in_use.skip(len(self.round.taken))
                 stepper.end_loop()
                 return stepper.finish(stopped_early=stopped_early)
             except PeerFailed:

@@ -87,7 +87,7 @@ class LoopTuner:
     def __init__(self, training: LoopTraining) -> None:
         self._training = training
         self._scope = ForwardScope()
-        self._calls: dict[int, _Call] = {}  # of each model, what the script has passed to it first in the last step
+        self._calls: dict[int, _Call] = {}  # of each model, what the script has passed to it first
         self._hooks: list[Any] = []
         self._first: int | None = None  # after how many steps to measure, once that is agreed
         self._applied: Tuning | None = None
@@ -130,15 +130,13 @@ class LoopTuner:
         first, training = self._first, self._training
         if first is None or training.state.tuning is not None or training.round.steps < first - 1:
             return
-        self._stop_watching()
+        if not self._hooks:
+            self._watch_calls()
         if training.round.steps >= first:
             self._measure(first)
-        if training.state.tuning is None:
-            self._calls.clear()
-            self._watch_calls()
 
     def _watch_calls(self) -> None:
-        """Keep what the script passes to its models in this step."""
+        """Keep what the script passes to its models from now on."""
         for number, model in enumerate(self._training.parts.models):
             keep = _Keep(self._calls, number)
             self._hooks.append(model.register_forward_pre_hook(keep, with_kwargs=True))
@@ -147,6 +145,7 @@ class LoopTuner:
         for hook in self._hooks:
             hook.remove()
         self._hooks.clear()
+        self._calls.clear()
 
     def _measure(self, first: int) -> None:
         training = self._training
@@ -164,7 +163,7 @@ class LoopTuner:
             with seeded(0):
                 found = find_tuning(training.session, trial, batch=batch, is_alone=is_alone, checks_cache=True)
         training.state.tuning = planned(plan, found)
-        self._calls.clear()
+        self._stop_watching()
         self._apply()
 
     def _apply(self) -> None:

@@ -44,11 +44,11 @@ class LoopUpdates:
 
     @property
     def _weight(self) -> float:
-        """This worker's part of the samples of the batch that was taken last."""
-        return self._training.weight_of(self._training.share)
+        """This worker's part of the samples of the batch that came into use last."""
+        return self._training.weight_of(self._training.in_use.share)
 
     def begin_batch(self) -> None:
-        """The script has taken a batch: its gradients are not combined with any."""
+        """The script computes with another batch: its gradients are not combined with any."""
         self._combined.clear()
 
     def set_loss(self, kind: str) -> None:
@@ -60,6 +60,7 @@ class LoopUpdates:
 
     def check_loss(self, loss: torch.Tensor) -> None:
         """Refuse a loss that is a sum over samples, unless the script has said what it is; in its first steps."""
+        self._round.taken.has_backward = True
         if not self._losses_to_check or not self._round.is_open or self._session.plan.size == 1:
             return
         if self._training.order is None:  # all workers compute the same
@@ -100,13 +101,13 @@ class LoopUpdates:
         """Replace the gradients of optimizer `number` by their weighted sum over all workers, unless they are that."""
         stepper, round = self._training.stepper, self._round
         assert stepper is not None
-        self._training.end_batch()
+        self._training.in_use.end_batch()
         if number in self._combined or round.is_update_done or round.is_dropped:
             return
         self._session.recorder.mark("compute")
         while number not in round.combined:
             try:
-                self._sum(number, self.accumulated, len(round.taken))
+                self._sum(number, self.accumulated, round.taken.used)
                 break
             except PeerFailed:
                 was_alone = self._session.plan.size == 1
@@ -161,8 +162,8 @@ class LoopUpdates:
             return self._pass_update(number)
         if round.is_dropped:
             return None
-        stepper.complete(number, self._weight, round.taken, update=update)
-        round.taken = []
+        stepper.complete(number, self._weight, round.taken.in_use, update=update)
+        round.taken.commit()
         round.count_update(number)
         self._combined.discard(number)
         self.weights.begin()
@@ -171,9 +172,8 @@ class LoopUpdates:
 
     def _pass_update(self, number: int) -> None:
         """The other workers have made this update, and this worker's state has it."""
-        taken, self._round.taken = self._round.taken, []
         assert self._training.stepper is not None
-        self._training.stepper.pass_over(taken, is_used=not self._round.is_repeated)
+        self._training.stepper.pass_over(self._round.taken.commit(), is_used=not self._round.is_repeated)
         self._round.pass_update(number)
         self._combined.discard(number)
         self.weights.begin()
@@ -182,18 +182,16 @@ class LoopUpdates:
         """A step of a strategy in which each worker updates its own replica, or servers do."""
         stepper, round = self._training.stepper, self._round
         assert stepper is not None
-        self._training.end_batch()
+        self._training.in_use.end_batch()
         if round.is_dropped:
             return
         self._session.recorder.mark("compute")
         weight = self._weight
         gradients = stepper.replicas[number].gradients
-        taken = round.taken
         try:
             stepper.combine(number, weight)
             gradients.release_local(gradients.present)
-            round.taken = []
-            stepper.complete(number, weight, taken)
+            stepper.complete(number, weight, round.taken.commit())
             round.count_update(number)
         except PeerFailed:
             self._training.recover()  # which says whether this step counts, or its samples are assigned again
@@ -226,7 +224,7 @@ class LoopUpdates:
     def _combine_evaluation(self, number: int) -> None:
         """Combine the gradients of one of several evaluations; a failure repeats the whole step."""
         assert self._training.stepper is not None
-        self._training.end_batch()
+        self._training.in_use.end_batch()
         try:
             self._sum(number, None, 1)
         except PeerFailed:
@@ -249,16 +247,16 @@ class LoopUpdates:
     @property
     def is_incomplete(self) -> bool:
         """Whether `worker.accumulate` has more batches to accumulate before the update."""
-        if self.accumulated is None or self._training.share is None:
+        share = self._training.in_use.share
+        if self.accumulated is None or share is None:
             return False
-        return len(self._round.taken) < self.accumulated and self._training.share.after.cursor != 0
+        return self._round.taken.used < self.accumulated and share.after.cursor != 0
 
     def zero_grad(self, number: int) -> bool:
         """The script sets the gradients of an optimizer to zero. False if they must stay: it accumulates them."""
         if self._is_accumulating:
             return False
-        if self._training.is_entered and self._round.is_open and len(self._round.taken) > 1:
-            self._training.skip_taken(keeps_last=True)  # the gradients of the earlier batches are thrown away
+        self._training.in_use.zero_grad()
         self._combined.discard(number)
         self._round.combined.pop(number, None)
         self.weights.forget()

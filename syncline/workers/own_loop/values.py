@@ -97,8 +97,8 @@ class CarriedState(Protocol):
 
 
 class ScriptParts:
-    """A `ScriptValues` for checkpoints: `worker.state`, loss scalers, carried state, how many steps the script has done,
-    and which parameters are in which group of its optimizers."""
+    """A `ScriptValues` for checkpoints: `worker.state`, loss scalers, carried state, the number of steps, and which
+    parameters are in which group of the optimizers."""
 
     def __init__(self, values: SavedValues, scalers: list[Any], round: LoopRound, groups: ParameterGroups) -> None:
         self._values, self._scalers, self._round, self._groups = values, scalers, round, groups
