@@ -110,6 +110,30 @@ for epoch in range(2):
 model = nn.ModuleList([maker, judge])
 """
 )
+SAMPLING = (
+    HEAD
+    + """
+maker = nn.Sequential(nn.Linear(4, 16), nn.BatchNorm1d(16), nn.ReLU(), nn.Linear(16, 12))
+judge = nn.Sequential(nn.Linear(12, 16), nn.BatchNorm1d(16), nn.LeakyReLU(), nn.Linear(16, 1))
+of_maker = torch.optim.Adam(maker.parameters(), lr=0.01)
+of_judge = torch.optim.Adam(judge.parameters(), lr=0.01)
+fixed_noise = torch.randn(8, 4)
+batches = worker.prepare(maker, judge, of_maker, of_judge, DataLoader(data, batch_size=10, shuffle=True))[-1]
+for epoch in range(2):
+    for i, (real, _) in enumerate(batches, 0):
+        judge.zero_grad()
+        F.softplus(-judge(real)).mean().backward()
+        fake = maker(torch.randn(len(real), 4))
+        F.softplus(judge(fake.detach())).mean().backward()
+        of_judge.step()
+        maker.zero_grad()
+        F.softplus(-judge(fake)).mean().backward()
+        of_maker.step()
+        if i % 4 == 0:
+            fake = maker(fixed_noise)
+"""
+)
+"""As torch's DCGAN example: every few batches it computes in training mode, which exchanges batch statistics."""
 UNFROZEN = (
     HEAD
     + NET

@@ -7,7 +7,20 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from own_loop_scripts import ADVERSARIAL, CLIPPED, CLOSURE, COMBINED_FIRST, DRAWN, HEAD, NET, NORMALIZED, PLAIN, SCALED
+from own_loop_scripts import (
+    ACCUMULATED,
+    ADVERSARIAL,
+    CLIPPED,
+    CLOSURE,
+    COMBINED_FIRST,
+    DRAWN,
+    HEAD,
+    NET,
+    NORMALIZED,
+    PLAIN,
+    SAMPLING,
+    SCALED,
+)
 from real_runs import Ran, final_state, relative_difference, same_bits
 from real_runs import syncline as command
 
@@ -101,8 +114,8 @@ def test_with_replacements_five_kills_change_no_bit_whatever_the_loop_does(tmp_p
 
 @pytest.mark.parametrize(
     "script",
-    [ADVERSARIAL, CLIPPED, CLOSURE, DRAWN, SCALED],
-    ids=["two optimizers", "clipped", "a closure", "drawn batches", "scaled losses"],
+    [ADVERSARIAL, CLIPPED, CLOSURE, DRAWN, SCALED, SAMPLING, ACCUMULATED],
+    ids=["two optimizers", "clipped", "a closure", "drawn batches", "scaled losses", "every 4th", "accumulated"],
 )
 def test_with_replacements_the_result_is_the_same(tmp_path, script):
     run(tmp_path, script, "whole")

@@ -24,6 +24,7 @@ from syncline.data.stream import PartReader, StreamSource
 from syncline.data.stream_order import check_has_batches
 from syncline.errors import ConfigError
 from syncline.workers.forward import to_device
+from syncline.workers.own_loop.counting import NumberedBatches, count_batches
 from syncline.workers.own_loop.division import Division
 from syncline.workers.own_loop.feed import DrawnSource, Feed, loader_feed
 from syncline.workers.own_loop.numbers import Numbers
@@ -45,6 +46,8 @@ class TrainingBatches:
         self._items: Iterator[Fetched] | None = None
         self._generation = -1
         training.on_end.append(self.close)
+        if training.session.link is not None:  # a script under plain python takes every batch from the first on
+            count_batches()
         training.in_use.on_use = lambda share: numbers.begin_batch(len(share.indices))
 
     def epoch(self, epoch: int) -> Iterator[Any]:
@@ -98,7 +101,7 @@ class TrainingBatches:
         self._ahead = self._items = None
 
 
-class PreparedBatches:
+class PreparedBatches(NumberedBatches):
     """Stands in for the user's DataLoader, and decides at each iteration whether the script trains or evaluates.
 
     Training means that gradients are enabled, and that a prepared model is in training mode or this is the script's
@@ -136,6 +139,12 @@ class PreparedBatches:
             )
         epoch, self.next_epoch = self.next_epoch, self.next_epoch + 1
         return self._batches.epoch(epoch)
+
+    def is_numbered(self) -> bool:
+        return self._batches is not None and not self._evaluates()
+
+    def last_number(self) -> int:
+        return self._training.batch
 
     def _evaluates(self) -> bool:
         if not torch.is_grad_enabled():
@@ -224,7 +233,7 @@ class PreparedBatches:
         )
 
 
-class DrawnBatches:
+class DrawnBatches(NumberedBatches):
     """Batches that a function draws, as an iterator: `for x, y in worker.batches(...)`, or `next(...)`."""
 
     def __init__(self, training: LoopTraining, feed: Feed, numbers: Numbers) -> None:
@@ -236,6 +245,13 @@ class DrawnBatches:
 
     def __iter__(self) -> Iterator[Any]:
         return self
+
+    def is_numbered(self) -> bool:
+        return self._current is None
+
+    def last_number(self) -> int:
+        share = self._training.share
+        return self._training.batch + (share.position.epoch * self._steps if share is not None else 0)
 
     def __len__(self) -> int:
         if self._is_endless:

@@ -144,6 +144,12 @@ class LoopTraining:
 
     # Batches
 
+    @property
+    def batch(self) -> int:
+        """The number in its epoch of the batch that was taken last, from 0."""
+        share, order = self.share, self.order
+        return share.position.cursor // order.batch if share is not None and order is not None else 0
+
     def begin_epoch(self, epoch: int) -> bool:
         """The script iterates over its batches for the `epoch`-th time. False if that epoch is done."""
         if self.is_replacement and epoch < epoch_when_started(self.session):

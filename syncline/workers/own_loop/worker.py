@@ -70,8 +70,7 @@ class Worker:
     @property
     def batch(self) -> int:
         """The number of the current batch in its epoch, from 0; unlike enumerate, it is right after a failure, too."""
-        share, order = self._training.share, self._training.order
-        return share.position.cursor // order.batch if share is not None and order is not None else 0
+        return self._training.batch
 
     @property
     def state(self) -> SavedValues:
