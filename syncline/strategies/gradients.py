@@ -17,6 +17,9 @@ from syncline.comms.collective import Collective
 from syncline.comms.serialize import as_memory, bytes_to_tensor
 from syncline.strategies.flat import dense_strides
 
+ABSENT, DENSE, SPARSE = 0, 1, 2
+"""What gradient a parameter has."""
+
 _SMALL_BYTES = 4 * 2**20
 """Buffers up to this size are not exchanged during backward (`overlap.py`)."""
 
@@ -115,9 +118,9 @@ class GradientBuffer:
         return [p for p, _ in self._views]
 
     @property
-    def present(self) -> list[bool]:
-        """Which parameters had a gradient when `attach` was called; needs `keeps_local`."""
-        return [grad is not None for _, grad in self._local]
+    def kinds(self) -> list[int]:
+        """What gradient each parameter had when `attach` was called; needs `keeps_local`."""
+        return [kind_of(grad) for _, grad in self._local]
 
     def restore_local(self) -> None:
         """Undo `attach`: the exchange has failed, and may have left anything in the buffer."""
@@ -125,17 +128,29 @@ class GradientBuffer:
             p.grad = grad
         self._local = []
 
-    def release_local(self, present: list[bool], collective: Collective | None = None) -> None:
-        """The gradients are combined. Parameters that are not `present` on any worker have none, as in one process.
+    def release_local(self, kinds: list[int], collective: Collective | None = None) -> None:
+        """The gradients are combined, and of these `kinds` over all workers. The absent ones are, as in one process.
 
-        Those whose gradients are sparse get sparse ones again, with the rows of all workers of the `collective`.
+        Sparse ones are sparse again, with the rows of all workers of the `collective`; a worker without a gradient has
+        no rows.
         """
-        for (p, grad), is_present in zip(self._local, present, strict=True):
-            if not is_present:
+        for (p, grad), kind in zip(self._local, kinds, strict=True):
+            if kind == ABSENT:
                 p.grad = None
-            elif collective is not None and grad is not None and grad.is_sparse:
-                p.grad = _sparse(p.grad, grad.coalesce().indices()[0], collective)
+            elif collective is not None and kind == SPARSE:
+                rows = grad.coalesce().indices()[0] if grad is not None else torch.empty(0, dtype=torch.int64)
+                p.grad = _sparse(p.grad, rows, collective)
         self._local = []
+
+
+def kind_of(gradient: torch.Tensor | None) -> int:
+    return ABSENT if gradient is None else SPARSE if gradient.is_sparse else DENSE
+
+
+def kind_over_all(kinds: Iterable[int]) -> int:
+    """The kind of a parameter's gradient that is the sum of such ones: a dense one makes it dense."""
+    found = set(kinds)
+    return DENSE if DENSE in found else SPARSE if SPARSE in found else ABSENT
 
 
 def _sparse(summed: torch.Tensor | None, rows: torch.Tensor, collective: Collective) -> torch.Tensor:

@@ -13,7 +13,8 @@ from collections.abc import Iterable
 _MARKS = 32
 """Small, so that the sums of squares are exact enough in float32 to see one worker in a thousand."""
 _LARGEST_VARIANCE = 4e-4
-_MODULUS = 2**61 - 1
+_SPREAD = 0x9E3779B1
+"""2**32 divided by the golden ratio, whose multiples are spread evenly: Knuth, The Art of Computer Programming, 6.4."""
 
 
 def mark_of(parts: Iterable[int]) -> int:
@@ -32,9 +33,10 @@ def is_unanimous(weight: float, total: float, squares: float) -> bool:
     return not variance > _LARGEST_VARIANCE
 
 
-def bits(flags: Iterable[bool]) -> int:
-    """A number for a sequence of flags, different for most sequences."""
-    number = 1
-    for flag in flags:
-        number = (number * 31 + flag) % _MODULUS
-    return number
+def digest(kinds: Iterable[int]) -> int:
+    """A number for a sequence of kinds, 0 to 2 each; sequences that differ in one place never have the same mark.
+
+    Each place has an odd weight: 1 or 2 times an odd number is never a multiple of 32. The weights of neighbors are
+    unrelated, because parameters are used or unused by layers.
+    """
+    return sum(kind * ((place * _SPREAD >> 16) | 1) for place, kind in enumerate(kinds))

@@ -315,6 +315,29 @@ for epoch in range(2):
 """
 )
 
+SPARSE_ON_SOME = (
+    HEAD
+    + """
+words = torch.randint(50, (103, 4))
+data = TensorDataset(inputs, words, targets)
+model = nn.ModuleList([nn.EmbeddingBag(50, 2, sparse=True), nn.Linear(12, 2)])
+sparse = torch.optim.SparseAdam(model[0].parameters(), lr=0.01)
+dense = torch.optim.Adam(model[1].parameters(), lr=0.01)
+batches = worker.prepare(model, sparse, dense, DataLoader(data, batch_size=10, shuffle=True))[-1]
+for epoch in range(2):
+    for x, y, z in batches:
+        sparse.zero_grad()
+        dense.zero_grad()
+        out, is_chosen = model[1](x), x[:, 0] > 1.2
+        if is_chosen.any():
+            out = out.index_add(0, is_chosen.nonzero()[:, 0], model[0](y[is_chosen]))
+        F.cross_entropy(out, z).backward()
+        sparse.step()
+        dense.step()
+"""
+)
+"""Some batches have rows for the embedding on one worker only, and some on none."""
+
 AHEAD = (
     HEAD
     + """
@@ -397,6 +420,7 @@ SAME_RESULT = {
     "skips that all agree on": AGREED_SKIPS, "epochs left early": LEFT_EARLY, "batch norm": NORMALIZED,
     "batches taken ahead": AHEAD_ALIKE,
     "accumulated and taken ahead": AHEAD_ALIKE.replace("micro_steps = 1", "micro_steps = 4"),
-    **SAMPLED, "batches of different sizes": IN_BUCKETS, "sparse gradients": SPARSE, "a large model": LARGE,
+    **SAMPLED, "batches of different sizes": IN_BUCKETS, "sparse gradients": SPARSE,
+    "sparse on some workers": SPARSE_ON_SOME, "a large model": LARGE,
 }  # fmt: skip
 """Scripts that train the same with any number of workers."""

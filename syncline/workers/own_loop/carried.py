@@ -190,7 +190,15 @@ class Carried:
             )
         if share is not self._share:
             self._share, self._assigned = share, 0
-        return share, Places.of(share, order)
+        places = Places.of(share, order)
+        if len(set(places.places)) < len(places.places):
+            raise ConfigError(
+                "A worker failed in a step that accumulates several batches, and samples that follow each other are "
+                "to be trained again in one batch: each would need the carried state of the one before. Resume from "
+                "the last checkpoint, and run scripts that accumulate with --on-worker-failure replace-only.",
+                code="carried-accumulation",
+            )
+        return share, places
 
     def _check(self, tensors: Tensors, number: int, *, is_empty: bool) -> None:
         expected = [_without(t, self.table.dim) for t in _leaves(self._structure)]

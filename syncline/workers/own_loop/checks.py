@@ -13,8 +13,8 @@ import torch
 
 from syncline.data.order import Share
 from syncline.errors import ConfigError
-from syncline.strategies.gradients import GradientBuffer
-from syncline.workers.agreement import bits, mark_of
+from syncline.strategies.gradients import GradientBuffer, kind_of, kind_over_all
+from syncline.workers.agreement import digest, mark_of
 from syncline.workers.rounds import LoopRound
 from syncline.workers.session import Session
 
@@ -35,7 +35,8 @@ class _Report(msgspec.Struct, frozen=True):
     optimizer: int
     groups: int
     """How many parameter groups that optimizer has."""
-    present: list[bool]
+    kinds: list[int]
+    """What gradient each parameter has."""
     checksum: int
     samples: int
     """The checksum of the batch, as this worker has read it."""
@@ -73,16 +74,16 @@ class Checks:
             ahead=len(self._round.taken.ahead),
             optimizer=number,
             groups=len(optimizer.param_groups),
-            present=[p.grad is not None for p in gradients.parameters],
+            kinds=[kind_of(p.grad) for p in gradients.parameters],
             checksum=self._checksum(compared) if is_due else 0,
             samples=share.checksum if share is not None else 0,
         )
         mine = self._mine
         counted = [mine.step, 7 * mine.batches, 13 * number, 5 * mine.groups, 11 * mine.ahead]
-        return mark_of([*counted, bits(mine.present), mine.checksum, mine.samples])
+        return mark_of([*counted, digest(mine.kinds), mine.checksum, mine.samples])
 
-    def settle(self, number: int, gradients: GradientBuffer) -> list[bool]:
-        """Marks differ: which parameters have a gradient on any worker, if only that differs; otherwise raises."""
+    def settle(self, number: int, gradients: GradientBuffer) -> list[int]:
+        """Marks differ: what gradient each parameter has over all workers, if only that differs; otherwise raises."""
         del number
         assert self._mine is not None
         gathered = self._session.collective.all_gather(msgspec.msgpack.encode(self._mine))
@@ -93,7 +94,7 @@ class Checks:
         problem = disagreement(reports)
         if problem is not None:
             raise problem
-        by_parameter = [any(flags) for flags in zip(*(r.present for r in reports), strict=True)]
+        by_parameter = [kind_over_all(kinds) for kinds in zip(*(r.kinds for r in reports), strict=True)]
         position = {id(p): n for n, p in enumerate(gradients.parameters)}
         return [by_parameter[position[id(p)]] for p in gradients.in_memory_order()]
 

@@ -136,9 +136,9 @@ class LoopUpdates:
                 optimizer = self._training.parts.optimizers[number]
                 mark = self._checks.mark(number, self._training.share, gradients, optimizer, is_due=is_outdated)
                 is_same = stepper.combine(number, weight, mark=mark)
-                present = gradients.present if is_same else self._checks.settle(number, gradients)
+                kinds = gradients.kinds if is_same else self._checks.settle(number, gradients)
             if not is_outdated:
-                return gradients.release_local(present, self._session.collective)
+                return gradients.release_local(kinds, self._session.collective)
             gradients.restore_local()
             groups.lay_out(number, functools.partial(stepper.lay_out, number))
 
@@ -190,7 +190,7 @@ class LoopUpdates:
         gradients = stepper.replicas[number].gradients
         try:
             stepper.combine(number, weight)
-            gradients.release_local(gradients.present)
+            gradients.release_local(gradients.kinds)
             stepper.complete(number, weight, round.taken.commit())
             round.count_update(number)
         except PeerFailed:

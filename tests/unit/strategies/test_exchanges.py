@@ -333,6 +333,7 @@ def test_closing_an_exchange_keeps_the_parameters_and_moves_them_out_of_shared_m
             exchange.before_forward()
             with torch.no_grad():
                 weight.fill_(float(step))
+            collective.barrier()  # some average with others, which must have the same by then
             exchange.after_update(0.25)
             collective.barrier()
         trained_in = weight.data_ptr()
