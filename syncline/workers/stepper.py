@@ -51,6 +51,8 @@ class Stepper:
     """One for each optimizer; the built-in loop has one."""
     exchange: Exchange
     state: TrainState
+    is_from_checkpoint: bool
+    """Whether all members of this View began with a checkpoint, or at the start of the run."""
 
     def __init__(
         self,
@@ -99,6 +101,7 @@ class Stepper:
         progress.report_used()
         step_before = progress.position.step
         synced = self._sync.synchronize(state)
+        self.is_from_checkpoint = synced.from_checkpoint
         if tune is not None:
             tune()
         start = progress.position

@@ -150,6 +150,20 @@ def test_survivors_keep_their_objects_and_do_not_evaluate_finished_epochs_again(
     assert all(s["evaluated"] == [0, 1, 2][-len(s["evaluated"]) :] for s in seen)
 
 
+@pytest.mark.parametrize("policy", ["replace-only", "shrink-and-replace"])
+def test_a_replacement_exchanges_nothing_while_it_runs_through_finished_epochs(tmp_path, policy):
+    """The coordinator may not know yet in which epoch the run is; the replacement evaluated finished ones with all."""
+    script = OBSERVED.replace("worker.epochs(3)", "range(3)")
+    done = run(tmp_path, script, "killed", "--on-worker-failure", policy, faults="kill worker 1 at step 12")
+    assert done.out.count("was killed by SIGKILL") == 1
+    audit(tmp_path, "killed")
+    run(tmp_path, script, "whole")
+    if policy == "replace-only":
+        whole, killed = state(tmp_path, "whole"), state(tmp_path, "killed")
+        assert same_bits(whole["model"], killed["model"])
+        assert whole["script"] == killed["script"], "worker.state"
+
+
 def test_a_script_without_batches_computes_with_the_live_state_from_its_first_forward_on(tmp_path):
     """A replacement computed its first gradient with the initial parameters, and it was applied."""
     run(tmp_path, COMBINED_FIRST, "whole")

@@ -156,12 +156,12 @@ class PreparedBatches(NumberedBatches):
         """This worker's share of each batch; all of it if the workers are not at the same step."""
         training, device = self._training, self._training.session.device
         self._numbers.begin_pass()
-        if training.is_replacement or not training.parts.optimizers:
+        if training.is_catching_up or not training.parts.optimizers:
             # It repeats an epoch that is done. One batch is enough for what comes after the loop.
             for data in self._loader:
                 self._numbers.begin_batch(_size(data))
                 yield to_device(data, device)
-                if training.is_replacement:
+                if training.is_catching_up:
                     break
             self._numbers.end_pass()
             return

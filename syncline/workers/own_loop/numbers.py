@@ -114,7 +114,7 @@ class Numbers:
 
     def _exchange(self, perform: Callable[[], Any]) -> Any:
         training = self._training
-        if training.is_replacement or not training.parts.optimizers:
+        if training.is_catching_up or not training.parts.optimizers:
             return self._alone(perform)
         training.enter()
         training.begin_without_data()
@@ -129,7 +129,7 @@ class Numbers:
         return training.round.exchange_values(perform, training.recover)
 
     def _alone(self, perform: Callable[[], Any]) -> Any:
-        """Before a worker has joined, its own values are all there are."""
+        """Before a worker has come to where the others are, its own values are all there are."""
         from syncline.comms.collective import Solo
 
         session = self._training.session

@@ -48,8 +48,8 @@ class LoopTraining:
         """Whether this run of the script has joined the training."""
         self.epoch_at_start = self.first_epoch = 0
         """The first epoch that had batches left when it joined, and the first whose end the script had not reached."""
-        self.is_passing_over = False
-        """Whether the script runs through epochs that are done."""
+        self.is_passing_over = self._joined_alone = False
+        """Whether the script runs through epochs that are done, and whether the others are in the middle of theirs."""
         self.share: Share | None = None
         """The batch that was taken last."""
         self.in_use = BatchesInUse(self)
@@ -71,6 +71,11 @@ class LoopTraining:
         return not self.is_entered and is_late(self.session)
 
     @property
+    def is_catching_up(self) -> bool:
+        """Whether this worker repeats what the others have done long ago: it has nothing to exchange with them."""
+        return self.is_replacement or (self.is_passing_over and self._joined_alone)
+
+    @property
     def is_lock_step(self) -> bool:
         """Whether all workers apply one sum of gradients, which this worker has before it updates."""
         return self.session.plan.size == 1 or self._sums_gradients
@@ -84,7 +89,7 @@ class LoopTraining:
         if self.is_entered:
             return
         self.parts.check()
-        self.is_entered = True
+        was_late, self.is_entered = is_late(self.session), True
         if self.session.view == 0 or is_outdated(self.session):
             self._join()
         order = self.order or NO_DATA
@@ -100,6 +105,7 @@ class LoopTraining:
         self.epoch_at_start = position.epoch - 1 if is_owed else position.epoch
         self.first_epoch = min(self._progress_at_start.epochs_closed, self.epoch_at_start)
         self.is_passing_over = self.first_epoch > 0
+        self._joined_alone = was_late and not self.stepper.is_from_checkpoint
         if self.order is None:
             # All workers compute the same gradient, so its mean over them is right, whatever the loss.
             self.updates.weights.is_summed = False
