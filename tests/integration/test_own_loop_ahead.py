@@ -6,9 +6,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import script_runs
 from own_loop_scripts import AHEAD
-from real_runs import Ran, final_state, same_bits
+from real_runs import Ran, same_bits
 from real_runs import syncline as command
+from script_runs import assert_clean, state
 
 ACCUMULATED = AHEAD.replace("micro_steps = 1", "micro_steps = 4")
 AFTER_BACKWARD = AHEAD.replace(
@@ -32,32 +34,9 @@ KILLS = {
 """The script, the number of workers, and who is killed, at which step and where in it."""
 
 
-def run(
-    folder: Path,
-    script: str,
-    name: str,
-    *arguments: str,
-    workers: int,
-    kills: Any = (),
-    faults: str = "",
-    code: int = 0,
-) -> Ran:
-    (folder / "loop.py").write_text(script.replace("KILLS = []", f"KILLS = {list(kills)}"))
-    words = ("run", "loop.py", "--workers", str(workers), "--name", name, *arguments)
-    done = command(*words, cwd=folder, env={"KILLED": name, "SYNCLINE_FAULTS": faults})
-    assert done.code == code, done.err
-    return done
-
-
-def state(folder: Path, name: str) -> dict[str, Any]:
-    return final_state(folder / "runs" / name)
-
-
-def assert_clean(folder: Path, name: str) -> None:
-    done = command("audit", f"runs/{name}", cwd=folder)
-    assert done.code == 0, done.out
-    epochs = [line for line in done.out.splitlines() if line.startswith("epoch")]
-    assert epochs == [f"epoch {e}: 103 of 103 samples committed once; 0 lost, 0 repeated" for e in (1, 2)]
+def run(folder: Path, script: str, name: str, *arguments: str, kills: Any = (), **options: Any) -> Ran:
+    script = script.replace("KILLS = []", f"KILLS = {list(kills)}")
+    return script_runs.run(folder, script, name, *arguments, env={"KILLED": name}, **options)
 
 
 @pytest.mark.parametrize("name", list(KILLS))
@@ -66,7 +45,7 @@ def test_with_replacements_the_result_has_the_same_bits_wherever_a_worker_is_kil
     run(tmp_path, script, "whole", workers=workers)
     done = run(tmp_path, script, "killed", "--on-worker-failure", "replace-only", workers=workers, kills=kills)
     assert done.out.count("was killed by SIGKILL") == len(kills)
-    assert_clean(tmp_path, "killed")
+    assert_clean(tmp_path, "killed", epochs=2)
     whole, killed = state(tmp_path, "whole"), state(tmp_path, "killed")
     assert same_bits(whole["model"], killed["model"])
     assert whole["schedulers"] == killed["schedulers"]
@@ -81,7 +60,7 @@ def test_survivors_without_a_replacement_count_every_sample_once(tmp_path, strat
     kills = [(1, 5, "after taking"), (0, 15, "after backward")]
     done = run(tmp_path, script, "killed", "--strategy", strategy, workers=3, kills=kills)
     assert done.out.count("was killed by SIGKILL") >= 1
-    assert_clean(tmp_path, "killed")
+    assert_clean(tmp_path, "killed", epochs=2)
 
 
 def test_a_checkpoint_saved_while_a_batch_is_taken_ahead_resumes_to_the_same_bits(tmp_path):
@@ -91,7 +70,7 @@ def test_a_checkpoint_saved_while_a_batch_is_taken_ahead_resumes_to_the_same_bit
     assert state(tmp_path, "stopped")["position"]["step"] >= 12
     done = command("resume", "runs/stopped", cwd=tmp_path)
     assert done.code == 0, done.err
-    assert_clean(tmp_path, "stopped")
+    assert_clean(tmp_path, "stopped", epochs=2)
     whole, resumed = state(tmp_path, "whole"), state(tmp_path, "stopped")
     assert same_bits(whole["model"], resumed["model"])
     assert whole["schedulers"] == resumed["schedulers"]

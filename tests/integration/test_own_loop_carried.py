@@ -5,9 +5,11 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+import script_runs
 import torch
-from real_runs import Ran, final_state, relative_difference, same_bits
+from real_runs import relative_difference, same_bits
 from real_runs import syncline as command
+from script_runs import audit, run
 
 LOOP = """
 import os, pathlib, signal, torch, syncline
@@ -55,21 +57,10 @@ KILLED = LOOP.replace(
 FAULTS = "kill worker 1 at step 3; kill worker 0 at step 12"
 
 
-def run(
-    folder: Path, script: str, name: str, *arguments: str, workers: int = 3, faults: str = "", code: int = 0
-) -> Ran:
-    (folder / "loop.py").write_text(script)
-    words = ("run", "loop.py", "--workers", str(workers), "--name", name, *arguments)
-    done = command(*words, cwd=folder, env={"SYNCLINE_FAULTS": faults})
-    assert done.code == code, done.err
-    return done
-
-
 def state(folder: Path, name: str) -> dict[str, Any]:
-    audit = command("audit", f"runs/{name}", cwd=folder)
-    assert audit.code == 0, audit.out
-    assert "180 of 180 samples committed once; 0 lost, 0 repeated" in audit.out
-    return final_state(folder / "runs" / name)
+    """What a clean run has saved."""
+    assert all("180 of 180 samples committed once; 0 lost, 0 repeated" in line for line in audit(folder, name))
+    return script_runs.state(folder, name)
 
 
 def hidden_of(found: dict[str, Any]) -> list[torch.Tensor]:

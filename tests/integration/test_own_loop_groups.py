@@ -2,32 +2,11 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-from typing import Any
-
 import pytest
 from own_loop_scripts import ADDED_BY_EPOCH, ADDED_BY_STEP
-from real_runs import Ran, final_state, same_bits
+from real_runs import same_bits
 from real_runs import syncline as command
-
-
-def run(folder: Path, script: str, name: str, *arguments: str, faults: str = "", code: int = 0) -> Ran:
-    (folder / "loop.py").write_text(script)
-    words = ("run", "loop.py", "--workers", "3", "--name", name, *arguments)
-    done = command(*words, cwd=folder, env={"SYNCLINE_FAULTS": faults})
-    assert done.code == code, done.err
-    return done
-
-
-def state(folder: Path, name: str) -> dict[str, Any]:
-    return final_state(folder / "runs" / name)
-
-
-def audit(folder: Path, name: str) -> list[str]:
-    done = command("audit", f"runs/{name}", cwd=folder)
-    assert done.code == 0, done.out
-    return [line for line in done.out.splitlines() if line.startswith("epoch")]
-
+from script_runs import audit, run, state
 
 KILLS = {
     "by step": (ADDED_BY_STEP, [(1, 4), (0, 5), (2, 13), (1, 14), (0, 20)]),

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import json
-from pathlib import Path
-from typing import Any
 
 import pytest
 from own_loop_scripts import (
@@ -21,8 +19,8 @@ from own_loop_scripts import (
     SAMPLING,
     SCALED,
 )
-from real_runs import Ran, final_state, relative_difference, same_bits
-from real_runs import syncline as command
+from real_runs import relative_difference, same_bits
+from script_runs import audit, run, state
 
 EVERYTHING = (
     HEAD
@@ -81,24 +79,6 @@ seen = {"rank": worker.rank, "evaluated": evaluated, "best": best, "steps": step
 pathlib.Path(f"seen-{os.getpid()}.json").write_text(json.dumps(seen))
 """
 )
-
-
-def run(folder: Path, script: str, name: str, *arguments: str, faults: str = "", workers: int = 3) -> Ran:
-    (folder / "loop.py").write_text(script)
-    words = ("run", "loop.py", "--workers", str(workers), "--name", name, *arguments)
-    done = command(*words, cwd=folder, env={"SYNCLINE_FAULTS": faults})
-    assert done.code == 0, done.err
-    return done
-
-
-def state(folder: Path, name: str) -> dict[str, Any]:
-    return final_state(folder / "runs" / name)
-
-
-def audit(folder: Path, name: str) -> list[str]:
-    done = command("audit", f"runs/{name}", cwd=folder)
-    assert done.code == 0, done.out
-    return [line for line in done.out.splitlines() if line.startswith("epoch")]
 
 
 def test_with_replacements_five_kills_change_no_bit_whatever_the_loop_does(tmp_path):

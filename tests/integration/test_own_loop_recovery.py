@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import re
-from pathlib import Path
-from typing import Any
 
 import pytest
-from real_runs import Ran, final_state, same_bits
+from real_runs import same_bits
 from real_runs import syncline as command
+from script_runs import assert_clean, run, state
 
 LOOP = """
 import torch, syncline
@@ -35,33 +34,14 @@ for epoch in range(3):
 BY_EPOCH = LOOP.replace("        by_step.step()\n", "").replace("    print(", "    by_step.step()\n    print(")
 
 
-def run(folder: Path, name: str, *arguments: str, faults: str = "", code: int = 0) -> Ran:
-    done = command(
-        "run", "loop.py", "--workers", "3", "--name", name, *arguments, cwd=folder, env={"SYNCLINE_FAULTS": faults}
-    )
-    assert done.code == code, done.err
-    return done
-
-
-def state(folder: Path, name: str) -> dict[str, Any]:
-    return final_state(folder / "runs" / name)
-
-
-def assert_clean(folder: Path, name: str) -> None:
-    audit = command("audit", f"runs/{name}", cwd=folder)
-    assert audit.code == 0, audit.out
-    epochs = [line for line in audit.out.splitlines() if line.startswith("epoch")]
-    assert epochs == [f"epoch {e}: 103 of 103 samples committed once; 0 lost, 0 repeated" for e in (1, 2, 3)]
-
-
 @pytest.mark.parametrize("loop", [LOOP, BY_EPOCH], ids=["schedule by step", "schedule by epoch"])
 def test_with_replacements_the_result_is_the_same_to_the_bit_schedulers_included(tmp_path, loop):
     (tmp_path / "loop.py").write_text(loop)
-    run(tmp_path, "whole")
+    run(tmp_path, None, "whole")
     faults = "kill worker 1 at step 5; kill worker 0 at step 14; kill worker 2 at step 22; kill worker 1 at step 32"
-    done = run(tmp_path, "killed", "--on-worker-failure", "replace-only", faults=faults)
+    done = run(tmp_path, None, "killed", "--on-worker-failure", "replace-only", faults=faults)
     assert done.out.count("was killed by SIGKILL") == 4
-    assert_clean(tmp_path, "killed")
+    assert_clean(tmp_path, "killed", epochs=3)
     whole, killed = state(tmp_path, "whole"), state(tmp_path, "killed")
     assert same_bits(whole["model"], killed["model"])
     assert whole["schedulers"] == killed["schedulers"]
@@ -71,9 +51,9 @@ def test_with_replacements_the_result_is_the_same_to_the_bit_schedulers_included
 def test_under_any_strategy_the_others_go_on_and_no_sample_is_lost(tmp_path, strategy):
     (tmp_path / "loop.py").write_text(LOOP.replace("BatchNorm1d(16)", "ReLU()"))
     faults = "kill worker 1 at step 13; kill worker 0 at step 32"
-    done = run(tmp_path, "killed", "--strategy", strategy, faults=faults)
+    done = run(tmp_path, None, "killed", "--strategy", strategy, faults=faults)
     assert "worker 1 was killed by SIGKILL" in done.out
-    assert_clean(tmp_path, "killed")
+    assert_clean(tmp_path, "killed", epochs=3)
 
 
 @pytest.mark.parametrize(
@@ -83,12 +63,12 @@ def test_under_any_strategy_the_others_go_on_and_no_sample_is_lost(tmp_path, str
 )
 def test_a_loop_that_failed_resumes_with_its_schedulers_where_they_were(tmp_path, loop, every, killed_at):
     (tmp_path / "loop.py").write_text(loop)
-    run(tmp_path, "whole")
+    run(tmp_path, None, "whole")
     settings = ("--on-worker-failure", "stop", "--checkpoint-every-steps", str(every))
-    run(tmp_path, "stopped", *settings, faults=f"kill worker 1 at step {killed_at}", code=1)
+    run(tmp_path, None, "stopped", *settings, faults=f"kill worker 1 at step {killed_at}", code=1)
     done = command("resume", "runs/stopped", cwd=tmp_path)
     assert done.code == 0, done.err
-    assert_clean(tmp_path, "stopped")
+    assert_clean(tmp_path, "stopped", epochs=3)
     whole, resumed = state(tmp_path, "whole"), state(tmp_path, "stopped")
     assert same_bits(whole["model"], resumed["model"])
     assert whole["schedulers"] == resumed["schedulers"]
@@ -98,7 +78,7 @@ def test_a_mistake_in_the_script_is_reported_and_not_tried_for_ever(tmp_path):
     (tmp_path / "loop.py").write_text(
         LOOP.replace("    print(", "    torch.zeros(2, 3) @ torch.zeros(2, 3)\n    print(")
     )
-    done = run(tmp_path, "wrong", code=1)
+    done = run(tmp_path, None, "wrong", code=1)
     first = done.err.splitlines()[0]
     assert re.match(r"Worker \d raised RuntimeError at step 1\d.*: mat1 and mat2 shapes cannot be multiplied", first)
     assert "torch.zeros(2, 3) @ torch.zeros(2, 3)" in done.err, "the line of the user's own code"

@@ -6,9 +6,9 @@ import json
 from pathlib import Path
 from typing import Any
 
+import script_runs
 from own_loop_scripts import HEAD
 from real_runs import Ran, final_state, relative_difference, same_bits
-from real_runs import syncline as command
 
 from syncline.compute.tuning import TuningResult
 from syncline.telemetry.events import InfoMessage
@@ -49,12 +49,9 @@ COMPILED = dict.fromkeys(("forward", "input", "weight"), "compiled")
 LAYERS = {"model.conv1": COMPILED, "model.conv2": dict.fromkeys(COMPILED, "winograd")}
 
 
-def run(folder: Path, name: str, *arguments: str, faults: str = "", script: str = IMAGES) -> Ran:
-    (folder / "loop.py").write_text(script)
-    words = ("run", "loop.py", "--workers", "2", "--name", name, *arguments)
-    done = command(*words, cwd=folder, env={"SYNCLINE_FAULTS": faults, "XDG_CACHE_HOME": str(folder / "cache")})
-    assert done.code == 0, done.err
-    return done
+def run(folder: Path, name: str, *arguments: str, script: str = IMAGES, **options: Any) -> Ran:
+    cache = {"XDG_CACHE_HOME": str(folder / "cache")}
+    return script_runs.run(folder, script, name, *arguments, workers=2, env=cache, **options)
 
 
 def tuning_of(folder: Path, name: str) -> list[dict[str, Any]]:

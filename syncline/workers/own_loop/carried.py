@@ -18,6 +18,7 @@ from collections.abc import Iterator, Sequence
 from typing import Any, NamedTuple
 
 import torch
+from torch.utils import _pytree as pytree
 
 from syncline.data.order import SampleOrder, Share
 from syncline.errors import ConfigError
@@ -232,21 +233,9 @@ def _without(tensor: torch.Tensor, dim: int) -> list[int]:
 
 
 def _leaves(structure: Any) -> Tensors:
-    if isinstance(structure, torch.Tensor):
-        return [structure]
-    if isinstance(structure, dict):
-        return [t for part in structure.values() for t in _leaves(part)]
-    return [t for part in structure for t in _leaves(part)] if isinstance(structure, (list, tuple)) else []
+    return [leaf for leaf in pytree.tree_leaves(structure) if isinstance(leaf, torch.Tensor)]
 
 
 def _rebuilt(structure: Any, tensors: Iterator[torch.Tensor]) -> Any:
     """The same structure with other tensors."""
-    if isinstance(structure, torch.Tensor):
-        return next(tensors)
-    if isinstance(structure, dict):
-        return {name: _rebuilt(part, tensors) for name, part in structure.items()}
-    if isinstance(structure, tuple) and hasattr(structure, "_fields"):
-        return type(structure)(*(_rebuilt(part, tensors) for part in structure))
-    if isinstance(structure, (list, tuple)):
-        return type(structure)(_rebuilt(part, tensors) for part in structure)
-    return structure
+    return pytree.tree_map_only(torch.Tensor, lambda _: next(tensors), structure)

@@ -13,6 +13,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from torch.utils import _pytree as pytree
 from torch.utils.data import DataLoader, IterableDataset, TensorDataset, default_collate
 
 from syncline.data.loader_order import order_of
@@ -117,13 +118,7 @@ def _as_function(draw: Any) -> Callable[[int], Any]:
 
 
 def _tensors_in(batch: Any) -> list[torch.Tensor]:
-    if isinstance(batch, torch.Tensor):
-        return [batch]
-    if isinstance(batch, dict):
-        return [t for part in batch.values() for t in _tensors_in(part)]
-    if isinstance(batch, (list, tuple)):
-        return [t for part in batch for t in _tensors_in(part)]
-    return []
+    return [leaf for leaf in pytree.tree_leaves(batch) if isinstance(leaf, torch.Tensor)]
 
 
 def _size_of(batch: Any, dim: int) -> int:
@@ -141,29 +136,21 @@ def _size_of(batch: Any, dim: int) -> int:
 
 def _part(batch: Any, numbers: np.ndarray, dim: int) -> Any:
     """The samples with these `numbers`, in the structure of the batch."""
-    if isinstance(batch, torch.Tensor):
-        low, high = int(numbers[0]), int(numbers[-1]) + 1
-        if high - low == len(numbers):
-            return batch.narrow(dim, low, high - low)
-        return batch.index_select(dim, torch.from_numpy(numbers))
-    if isinstance(batch, dict):
-        return {name: _part(part, numbers, dim) for name, part in batch.items()}
-    if isinstance(batch, tuple) and hasattr(batch, "_fields"):
-        return type(batch)(*(_part(part, numbers, dim) for part in batch))
-    if isinstance(batch, (list, tuple)):
-        return type(batch)(_part(part, numbers, dim) for part in batch)
-    return batch
+    low, high = int(numbers[0]), int(numbers[-1]) + 1
+    is_range = high - low == len(numbers)
+
+    def part_of(tensor: torch.Tensor) -> torch.Tensor:
+        if is_range:
+            return tensor.narrow(dim, low, high - low)
+        return tensor.index_select(dim, torch.from_numpy(numbers))
+
+    return pytree.tree_map_only(torch.Tensor, part_of, batch)
 
 
 def _joined(parts: list[Any], dim: int) -> Any:
     """Parts of several batches as one."""
-    first = parts[0]
-    if isinstance(first, torch.Tensor):
-        return torch.cat(parts, dim)
-    if isinstance(first, dict):
-        return {name: _joined([part[name] for part in parts], dim) for name in first}
-    if isinstance(first, tuple) and hasattr(first, "_fields"):
-        return type(first)(*(_joined(list(members), dim) for members in zip(*parts, strict=True)))
-    if isinstance(first, (list, tuple)):
-        return type(first)(_joined(list(members), dim) for members in zip(*parts, strict=True))
-    return first
+
+    def join(first: Any, *others: Any) -> Any:
+        return torch.cat([first, *others], dim) if isinstance(first, torch.Tensor) else first
+
+    return pytree.tree_map(join, *parts)
