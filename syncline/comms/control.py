@@ -221,6 +221,8 @@ class Abort(msgspec.Struct, frozen=True, tag=True):
     """The run has failed or is complete: abort the exchange in progress, and exit."""
 
     reason: str
+    code: str | None = None
+    """That of the error, if it is one of Syncline's own."""
 
 
 FromWorker = (

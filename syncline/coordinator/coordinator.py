@@ -273,7 +273,9 @@ class Coordinator:
                 self._emit(WarningMessage(message=message))
             self._send_all(Stop(self.stopped_by or ""))
         elif isinstance(instruction, SendAbort):
-            self._send_all(Abort(self._why_aborted(instruction.cause)), workers_only=instruction.workers_only)
+            cause = instruction.cause
+            abort = Abort(self._why_aborted(cause), cause.code if isinstance(cause, Failed) else None)
+            self._send_all(abort, workers_only=instruction.workers_only)
         elif isinstance(instruction, KillAll):
             self._engine.kill()
         elif isinstance(instruction, KillProcess):

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from syncline.checkpoint import store
-from syncline.checkpoint.schema import CheckpointState
+from syncline.checkpoint.schema import CheckpointState, TrainingProgress
 from syncline.checkpoint.writer import CheckpointWriter
 from syncline.comms.serialize import dump_state, load_state
 from syncline.config.owned_files import make_directory
@@ -117,9 +117,11 @@ class Checkpoints:
         *,
         rank: int,
         size: int,
+        progress: TrainingProgress | None = None,
     ) -> None:
         """Save without the other members what this one, `rank` of `size`, holds after its last completed step.
 
+        `progress` is that of the state then, if it has advanced since.
         Several members may do so, after the same step or the next: one writes at a time, and a step that another has
         saved is not written again. They differ in their ledger lines only.
         """
@@ -129,7 +131,7 @@ class Checkpoints:
         state.undo_step()
         private = [exchange.private_state() if r == rank else exchange.replacement_state() for r in range(size)]
         saved = CheckpointState(
-            **state.state().to_dict(),
+            **{**state.state().to_dict(), **(progress.to_dict() if progress is not None else {})},
             position=position,
             requeued=requeued,
             worker_states=[part for part in private if part is not None],

@@ -40,6 +40,8 @@ class DataProgress:
         """Counts assignments: batches that were fetched for an earlier one are outdated."""
         self.inherited_at: int | None = None
         """While the assignment is the last View's: the step up to which its state has the samples of all holders."""
+        self.updated_at = 0
+        """Where the last update, or the state that this worker has loaded, has left the run: its number of steps."""
         self.has_exchanged = False
         """Whether the members have made an update with the assignment that they inherited."""
         self._tally, self._skipped, self._reported_at = Tally(), Tally(), time.monotonic()

@@ -136,6 +136,9 @@ def _run_script(script: Script, session: Session) -> tuple[bool, dict[str, Any]]
             continue  # from the last checkpoint, as in a resumed run
         except own_loop.LoopLeft:
             return False, {}  # this worker is no longer a member
+        except (ConfigError, PeerFailed) as error:
+            own_loop.save_if_out_of_step(worker, error)
+            raise
         session.close()
         stepper, steps = own_loop.progress_of(worker)
         return stopped_early, {**_summary(stepper, own_loop.metrics_of(worker), peak_memory), "steps": steps}

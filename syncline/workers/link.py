@@ -61,6 +61,8 @@ class Link:
         self.orphan_patience_s = math.inf
         """How long the loop may wait for other workers when the driver is gone; then one of them must have failed."""
         self.is_released = False
+        self.abort_code: str | None = None
+        """The code of the error with which the run has failed on another worker, if it has one."""
         """Whether the workers have finished, so that a parameter server may end."""
         self._client = ControlClient(spec)
         self._client.send(Hello(self.worker_id, pid))
@@ -224,6 +226,8 @@ class Link:
         elif isinstance(message, Release):
             self.is_released = True
         elif isinstance(message, (Abort, NewView)):
+            if isinstance(message, Abort):
+                self.abort_code = message.code
             self._change_view(message.view if isinstance(message, NewView) else None)
             if isinstance(message, Abort):
                 self._notify("")

@@ -84,10 +84,15 @@ class LoopRound:
         """Whether batches were taken that no update has committed."""
         return len(self.taken) > 0 and not self.is_dropped
 
-    def begin(self, start: int, state: TrainState, *, may_fail: bool) -> None:
-        """The script asks for the batch of step `start`: a new round begins, even if it does not get that batch yet."""
+    def begin(self, start: int, state: TrainState, *, may_fail: bool, carries: bool = False) -> None:
+        """The script asks for the batch of step `start`: a new round begins, even if it does not get that batch yet.
+
+        Or it `carries` that batch over: it computes with it now, and has taken it before its last update.
+        """
         if not self._is_replayed:
+            taken = self.taken
             self._begin(start)
+            self.taken = taken if carries else self.taken
         self._progress = state.progress() if may_fail else None
 
     def take(self, share: Share) -> None:
@@ -99,13 +104,6 @@ class LoopRound:
     def has_updated(self) -> bool:
         """Whether the script has come to an update in this round."""
         return self._reached > 0
-
-    def carry(self, start: int, state: TrainState, *, may_fail: bool) -> None:
-        """The script computes with a batch that it took before its last update: a new round begins with that batch."""
-        taken = self.taken
-        self._begin(start)
-        self.taken = taken
-        self._progress = state.progress() if may_fail else None
 
     def _begin(self, start: int) -> None:
         if self._values:
@@ -143,18 +141,15 @@ class LoopRound:
 
     def pass_update(self, optimizer: int) -> None:
         """The script has come to an update of this optimizer that is done."""
-        self.steps += self._is_uncounted
-        self._is_uncounted = False
-        self._pass(optimizer)
-
-    def _pass(self, optimizer: int) -> None:
         self.combined.pop(optimizer, None)
         self._reached += 1
+        self.steps += self._is_uncounted
+        self._is_uncounted = False
 
     def count_update(self, optimizer: int) -> None:
         """This worker has made the update of this optimizer that the script has come to."""
         self._add_update()
-        self._pass(optimizer)
+        self.pass_update(optimizer)
 
     def _add_update(self) -> None:
         self.updates += 1

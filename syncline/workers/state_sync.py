@@ -70,6 +70,11 @@ class StateSync:
         is_settled = self._view == self._progress.view
         return self._held if self._held is not None and is_settled and self._held.exchange.recovery == "equal" else None
 
+    def equal_state(self) -> HeldState | None:
+        """What this worker holds, if all members of the View hold the same after as many steps; otherwise None."""
+        is_current = self._view == self._session.view
+        return self._held if self._held is not None and is_current and self._held.exchange.recovery == "equal" else None
+
     def synchronize(self, state: TrainState) -> Synced:
         """Bring `state` and the progress to where all members continue; they call this together.
 
@@ -152,6 +157,8 @@ class StateSync:
             progress.begin_assignment(plan.assignment)
             if self._round is not None:
                 self._round.drop(progress.position.step)
+                if not plan.merges:
+                    self._round.updates = progress.position.step  # a new worker has counted none of them
         else:
             assert self._round is not None, "only a user's own loop inherits an assignment"
             is_stale = self._session.rank in plan.stale
@@ -197,6 +204,7 @@ class StateSync:
                 self._progress.begin_assignment(self._progress.assignment_from(saved.position, saved.requeued))
         if self._round is not None:
             self._round.drop(self._progress.position.step)
+            self._round.updates = self._progress.position.step  # a new worker has counted none of them
         rank, private = self._session.rank, saved.worker_states if saved is not None else []
         return Synced(private[rank] if rank < len(private) else None, from_checkpoint=True)
 

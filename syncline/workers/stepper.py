@@ -29,6 +29,7 @@ from syncline.telemetry.events import Recovered
 from syncline.workers.data_progress import DataProgress
 from syncline.workers.replica import OwnLoop, build_replicas, group_of, rebuild_replica
 from syncline.workers.rounds import LoopRound
+from syncline.workers.saving_alone import SavingAlone
 from syncline.workers.session import Session
 from syncline.workers.state_sync import StateSync, Synced
 from syncline.workers.step_hook import step_hook
@@ -71,7 +72,8 @@ class Stepper:
         self._step_hook = step_hook()
         self._outcome: Outcome | None = None  # of the last step, until `end_step`
         self._recovery: Callable[[int], Recovered] | None = None  # what to report after the first step of this View
-        session.save_alone = self.save_alone
+        self.alone = SavingAlone(session, self.progress, self._sync, round)
+        session.save_alone = self.alone.save
 
     @property
     def replica(self) -> Replica:
@@ -119,6 +121,8 @@ class Stepper:
         )
         self._built, self._clip_norm = built, clip_norm
         self.replicas, self.exchange = [replica for replica, _ in built], group_of(built)
+        if self._sync.is_first or not synced.is_inherited:
+            progress.updated_at = progress.position.step
         if self._sync.is_first:
             session.peak_memory.reset()  # start-up does not count
         self._sync.hold(state, self.exchange)
@@ -138,33 +142,27 @@ class Stepper:
         self._sync.hold(self.state, self.exchange)
         self._updaters[number] = Updater(*built, session.recorder, requests=session, clip_norm=self._clip_norm)
 
-    def begin_step(self, share: Share, *, continues: bool = False) -> None:
+    def begin_step(self, share: Share, *, continues: bool = False, is_carried: bool = False) -> None:
         """Everything that comes before the forward pass on `share`.
 
         Raises `PeerFailed` if the membership has changed, unless the step `continues`: its gradients are accumulated
-        over several batches, of which this is not the first.
+        over several batches, of which this is not the first. With `is_carried`, the share was taken in the step before,
+        as one with which that continued.
         """
         session, step = self.session, share.position.step
-        session.recorder.mark("data")
-        self.check_membership(step, continues=continues)
+        if is_carried:
+            session.check_membership()
+        else:
+            session.recorder.mark("data")
+            self.check_membership(step, continues=continues)
         session.in_flight = (step, share.indices)
         rank = self.progress.rank if self.progress.order.is_counted else 0  # without data, all compute the same
         session.seed_step(step, session.rank if rank is None else rank)
         session.recorder.waits = False
-        self.exchange.before_forward()
+        if not is_carried:
+            self.exchange.before_forward()
         if not continues:
             self.state.begin_step(may_fail=self.can_be_interrupted)
-
-    def begin_carried_step(self, share: Share) -> None:
-        """The forward pass on `share` comes next, for which everything else was done when the loop took it.
-
-        Raises `PeerFailed` if the membership has changed.
-        """
-        session, step = self.session, share.position.step
-        session.check_membership()
-        rank = self.progress.rank
-        session.seed_step(step, session.rank if rank is None else rank)  # as for a worker that takes the batch now
-        self.state.begin_step(may_fail=self.can_be_interrupted)
 
     def check_membership(self, step: int, *, continues: bool = False) -> None:
         """Raise `PeerFailed` if the membership has changed, unless the step continues; run the fault hook."""
@@ -211,6 +209,7 @@ class Stepper:
                 self.progress.advance(share)
             else:
                 self.progress.pass_over(share)
+        self.progress.updated_at = self.progress.position.step
 
     def _is_together(self, after: Position) -> bool:
         return after.cursor == 0 or self.progress.is_complete(after)
@@ -223,6 +222,7 @@ class Stepper:
             self.progress.advance(share)
         self.progress.has_exchanged = True
         position = self.progress.position
+        self.progress.updated_at = position.step
         session.in_flight = (position.step, _NO_SAMPLES)  # the samples of the next step are not known yet
         if self._after_update is not None:
             self._after_update(shares[-1], outcome, loss)
@@ -266,25 +266,6 @@ class Stepper:
             self.exchange,
             is_last=is_last,
         )
-
-    def save_alone(self) -> None:
-        """Save what this worker holds without the others, if that is complete: the driver and another worker are gone.
-
-        Replicas that are equal after every step have the samples of all workers, also of those that could not report
-        them; the audit counts such samples as confirmed.
-        """
-        held = self._sync.complete_state()
-        if held is not None:
-            self.progress.report_used()
-            self.session.checkpoints.save_alone(
-                self.progress.position,
-                self.progress.remaining().requeued,
-                self.progress.order.count,
-                held.state,
-                held.exchange,
-                rank=held.rank,
-                size=self.progress.assignment.size,
-            )
 
     def end_loop(self) -> None:
         """Wait for the other workers' loops to end at the same step."""

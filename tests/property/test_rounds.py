@@ -55,7 +55,7 @@ class Script:
         """Compute with the batch of this step: the one that was taken ahead, or one taken now."""
         state: Any = NoState()
         if self.round.taken.ahead:
-            self.round.carry(step, state, may_fail=True)
+            self.round.begin(step, state, may_fail=True, carries=True)
         else:
             self.round.begin(step, state, may_fail=True)
             self.round.take(_share(step))

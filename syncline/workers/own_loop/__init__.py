@@ -21,7 +21,15 @@ from syncline.workers.own_loop.script import (
     refused_arguments,
     script_failed,
 )
-from syncline.workers.own_loop.worker import Worker, connect, finish, metrics_of, progress_of, worker
+from syncline.workers.own_loop.worker import (
+    Worker,
+    connect,
+    finish,
+    metrics_of,
+    progress_of,
+    save_if_out_of_step,
+    worker,
+)
 
 __all__ = [
     "LoopLeft",
@@ -34,6 +42,7 @@ __all__ = [
     "metrics_of",
     "progress_of",
     "refused_arguments",
+    "save_if_out_of_step",
     "script_failed",
     "worker",
 ]

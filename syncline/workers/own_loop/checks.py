@@ -18,6 +18,8 @@ from syncline.workers.agreement import digest, mark_of
 from syncline.workers.rounds import LoopRound
 from syncline.workers.session import Session
 
+OUT_OF_STEP = ("out-of-step", "different-groups")
+"""The codes of errors that say that workers do different things, before anything was trained on it."""
 _EVERY_UPDATES = 8
 """How often a part of the parameters is compared."""
 _COMPARED = 256

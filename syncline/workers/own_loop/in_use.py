@@ -75,19 +75,25 @@ class BatchesInUse:
         """The step is over, and the script computes with the batches that it took in the middle of it."""
         training, stepper = self._training, self._training.stepper
         assert stepper is not None, "the script has taken a batch"
-        if training.progress.is_divided_anew:
+        while training.progress.is_divided_anew:
             # The script holds a batch that is divided among other workers now. It can only take it again.
+            try:
+                training.session.collective.barrier()  # all scripts start again, or none
+            except PeerFailed:
+                training.recover(is_between_rounds=True)
+                continue
             training.progress.end_inheritance(opens_view=False)
             training.close()
             raise LoopRestarted(0)
         training.end_step(carries=True)
         share = self._round.taken.ahead[0]
-        self._round.carry(share.position.step, training.state, may_fail=stepper.can_be_interrupted)
+        may_fail = stepper.can_be_interrupted
+        self._round.begin(share.position.step, training.state, may_fail=may_fail, carries=True)
         training.begin_round()
         while True:
             try:
                 training.tuner.before_round()
-                return stepper.begin_carried_step(share)
+                return stepper.begin_step(share, is_carried=True)
             except PeerFailed:
                 training.recover(is_between_rounds=True)
 
@@ -99,7 +105,7 @@ class BatchesInUse:
             stepper.skip(skipped)
 
     def skip_unused(self) -> None:
-        """The script goes on to other batches: skip those that it has taken, unless their gradients may come yet."""
+        """The script asks for other batches: skip those that it has taken, unless their gradients may come yet."""
         taken = self._round.taken
         is_over = taken.has_backward or not taken.is_computed
         if self._round.is_open and is_over and not self._training.parts.has_gradients():

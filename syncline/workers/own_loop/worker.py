@@ -6,6 +6,7 @@ Here: `Worker`, everything that a script may call. Not here: what happens then (
 
 from __future__ import annotations
 
+import contextlib
 import os
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -14,10 +15,11 @@ from typing import Any, Literal
 import torch
 from torch.utils.data import DataLoader
 
-from syncline.errors import ConfigError
+from syncline.errors import CheckpointError, ConfigError, PeerFailed
 from syncline.telemetry.events import MetricsLogged, WorkerOutput
 from syncline.workers.own_loop.batches import DrawnBatches, PreparedBatches
 from syncline.workers.own_loop.carried import Carried
+from syncline.workers.own_loop.checks import OUT_OF_STEP
 from syncline.workers.own_loop.feed import drawn_feed
 from syncline.workers.own_loop.gradient_calls import watch_gradient_calls
 from syncline.workers.own_loop.numbers import Numbers
@@ -212,6 +214,19 @@ def _prepared(worker: Worker, thing: Any) -> Any:
 def finish(worker: Worker, *, stopped_early: bool) -> dict[str, int]:
     """The script has ended: wait for the others, save. The peak memory of each worker, by worker_id."""
     return worker._training.finish(stopped_early=stopped_early)
+
+
+def save_if_out_of_step(worker: Worker, error: ConfigError | PeerFailed) -> None:
+    """The scripts of the workers do different things: save the state after the last step, until which they did not.
+
+    One of them may have found that, and have ended the run for the others.
+    """
+    session, stepper = worker._session, worker._training.stepper
+    code = error.code if isinstance(error, ConfigError) or session.link is None else session.link.abort_code
+    if code in OUT_OF_STEP and stepper is not None:
+        session.checkpoints.finish_writing()
+        with contextlib.suppress(CheckpointError, OSError):  # the error is what matters
+            stepper.alone.save_round_start()
 
 
 def progress_of(worker: Worker) -> tuple[Stepper, int]:
