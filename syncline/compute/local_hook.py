@@ -1,7 +1,7 @@
 """Hooks on a user's model that stay in this process.
 
 `torch.save(model)` pickles a module with its hooks, and `copy.deepcopy` copies them. A hook of ours must neither make
-that fail nor act on the copy, and whoever loads the file may not have Syncline.
+that fail nor act on the copy, and the file may be loaded where there is no Syncline.
 """
 
 from __future__ import annotations

@@ -266,7 +266,7 @@ def _of_stream(source: StreamSource, shares: Iterator[Share], watch: LoaderWatch
         if portion.has_more and watch is not None and not has_warned:
             has_warned = True
             watch.warn(
-                f"The stream of {source.name} goes on after {source.count:,} samples. They are an epoch, as its "
+                f"The stream of {source.name} continues after {source.count:,} samples. They are an epoch, as its "
                 "__len__ says; what follows is not used."
             )
         yield Fetched(replace(share, checksum=portion.checksum), unpacked(portion.packed))

@@ -51,7 +51,7 @@ class Portion(NamedTuple):
     checksum: int = 0
     """Of the samples of all workers in this step."""
     has_more: bool = False
-    """Whether the stream goes on after the last sample of its epoch."""
+    """Whether the stream continues after the last sample of its epoch."""
 
 
 class StreamSource:

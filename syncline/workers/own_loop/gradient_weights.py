@@ -3,7 +3,7 @@
 Here: `GradientWeights`. A worker's gradient of a batch is the mean over its own part, and counts by the size of that
 part. When a script accumulates the gradients of several batches, the parts may be of different sizes: then what is
 there already is rescaled, so that one weight is right for all of it. Not here: what the weights are
-(`training.weight_of`).
+(`updates.weight_of`).
 """
 
 from __future__ import annotations

@@ -60,7 +60,7 @@ class BatchesInUse:
         for share in taken.ahead:
             self.end_batch()
             self.share = share
-            weights.take(training.weight_of(share), parameters)
+            weights.take(training.updates.weight_of(share), parameters)
             if len(share.indices) == 0 and has_global_batch_norm(training.parts.model):
                 self._without_samples.enter_context(take_part_without_samples(training.parts.model))
             self.on_use(share)

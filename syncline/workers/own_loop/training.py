@@ -249,13 +249,6 @@ class LoopTraining:
             )
         self.order = order
 
-    def weight_of(self, share: Share | None) -> float:
-        """This worker's part of the samples of a batch."""
-        if share is None or self.order is None:
-            return 1 / self.session.plan.size
-        samples = self.progress.samples_of_members(share)
-        return len(share.indices) / samples if samples else 0.0
-
     # The end
 
     def close(self) -> None:

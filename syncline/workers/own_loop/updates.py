@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from syncline.data.order import Share
 from syncline.errors import ConfigError, PeerFailed
 from syncline.workers.own_loop.checks import Checks
 from syncline.workers.own_loop.gradient_weights import GradientWeights
@@ -42,10 +43,17 @@ class LoopUpdates:
         self._checks = Checks(training.session, training.round)
         self._losses_to_check = _CHECKED_LOSSES
 
+    def weight_of(self, share: Share | None) -> float:
+        """This worker's part of the samples of a batch."""
+        if share is None or self._training.order is None:
+            return 1 / self._session.plan.size
+        samples = self._training.progress.samples_of_members(share)
+        return len(share.indices) / samples if samples else 0.0
+
     @property
     def _weight(self) -> float:
         """This worker's part of the samples of the batch that came into use last."""
-        return self._training.weight_of(self._training.in_use.share)
+        return self.weight_of(self._training.in_use.share)
 
     def begin_batch(self) -> None:
         """The script computes with another batch: its gradients are not combined with any."""
