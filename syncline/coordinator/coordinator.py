@@ -205,7 +205,7 @@ class Coordinator:
                     continue  # from another version; a number missing on the screen is no reason to fail
                 self._emit(event)
                 if isinstance(event, Progress):
-                    self._epoch = max(self._epoch, event.epoch)
+                    self._epoch = max(self._epoch, event.epoch_with_batches)
                 if isinstance(event, Progress) and (slow := self._stragglers.on_progress(event)) is not None:
                     self._emit(slow)
         elif isinstance(message, LedgerLine):

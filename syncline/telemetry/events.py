@@ -56,6 +56,11 @@ class Progress(_Event, frozen=True, kw_only=True, tag="progress"):
     bytes_sent: int = 0
     phases: dict[str, float] = {}
 
+    @property
+    def epoch_with_batches(self) -> int:
+        """The epoch whose batches are not all done: where the next one begins, some may have to be made up for."""
+        return self.epoch if self.cursor else max(0, self.epoch - 1)
+
 
 class ExchangeStats(_Event, frozen=True, kw_only=True, tag="exchange_stats"):
     """What one worker exchanged since its previous ExchangeStats event."""

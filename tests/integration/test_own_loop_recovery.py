@@ -56,6 +56,15 @@ def test_under_any_strategy_the_others_go_on_and_no_sample_is_lost(tmp_path, str
     assert_clean(tmp_path, "killed", epochs=3)
 
 
+@pytest.mark.parametrize("workers", [2, 3])
+def test_a_replacement_that_starts_at_the_end_of_an_epoch_takes_its_part_of_what_is_made_up_for(tmp_path, workers):
+    """The position of the run is in the next epoch by then, which the script has none of."""
+    slow = "        optimizer.step()\n        import time; time.sleep(0.4 if worker.step > 31 else 0.0)\n"
+    script = LOOP.replace("BatchNorm1d(16)", "ReLU()").replace("        optimizer.step()\n", slow)
+    run(tmp_path, script, "killed", "--strategy", "sparknet(tau=4)", workers=workers, faults="kill worker 0 at step 32")
+    assert_clean(tmp_path, "killed", epochs=3)
+
+
 @pytest.mark.parametrize(
     ("loop", "every", "killed_at"),
     [(LOOP, 6, 13), (BY_EPOCH, 6, 13), (BY_EPOCH, 11, 23)],
