@@ -174,7 +174,7 @@ class _TunedConv2d(nn.Conv2d):
         if not is_applicable(self, input) or (scope is not None and not scope.is_active):
             return super().forward(input)
         if scope is not None:
-            input = input.contiguous(memory_format=torch.channels_last)
+            input = _channels_last(input)
         output: torch.Tensor = _Convolve.apply(input, self.weight, self.bias, self)  # type: ignore[no-untyped-call]
         return output
 
@@ -186,6 +186,16 @@ class _TunedConv2d(nn.Conv2d):
         del protocol
         kept = {name: value for name, value in self.__dict__.items() if name not in (_ALGORITHMS, _SCOPE)}
         return object.__new__, (nn.Conv2d,), kept  # nothing of Syncline's: the file may be loaded without it
+
+
+def _channels_last(x: torch.Tensor) -> torch.Tensor:
+    """The same images in channels-last memory.
+
+    Those of one channel are so already, but their strides must say it, or torch returns contiguous ones.
+    """
+    if x.shape[1] == 1:
+        return x.reshape(x.shape[0], *x.shape[2:], 1).permute(0, 3, 1, 2)
+    return x.contiguous(memory_format=torch.channels_last)
 
 
 def _algorithm(layer: nn.Conv2d, x: torch.Tensor, which: Pass) -> Algorithm:

@@ -56,6 +56,14 @@ def test_images_are_channels_last_inside_and_as_usual_outside(model):
     assert model.first(IMAGES).view(2, -1).shape == (2, 8 * 49), "a layer that the script calls by itself"
 
 
+@pytest.mark.parametrize("channels", [1, 2])
+def test_images_of_one_channel_become_channels_last_too(channels):
+    layer, scope = nn.Conv2d(channels, 8, 3), ForwardScope()
+    use_algorithms(layer, {}, scope=scope)
+    with scope.active():
+        assert is_channels_last(layer(torch.randn(2, channels, 9, 9)))
+
+
 def test_in_evaluation_and_without_gradients_the_layers_are_torchs_own(model):
     usual = copy.deepcopy(model)
     for change in (model.eval, model.train):
