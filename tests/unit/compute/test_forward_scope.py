@@ -107,6 +107,10 @@ def test_dropout_drops_the_same_elements_in_every_memory_format():
     for form in (torch.contiguous_format, torch.channels_last):
         torch.manual_seed(3)
         assert torch.equal(layer(x.contiguous(memory_format=form)), usual)
+    images = x.contiguous(memory_format=torch.channels_last).requires_grad_()
+    between = images * 1
+    layer(between).flatten(1).sum().backward()
+    assert is_channels_last(images.grad)
     assert type(copy.deepcopy(layer)) is nn.Dropout
     assert copy.deepcopy(layer).p == 0.4
     assert torch.equal(layer.eval()(x), x)
