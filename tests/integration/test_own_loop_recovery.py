@@ -65,6 +65,18 @@ def test_a_replacement_that_starts_at_the_end_of_an_epoch_takes_its_part_of_what
     assert_clean(tmp_path, "killed", epochs=3)
 
 
+def test_a_schedule_with_an_end_stays_there_in_the_steps_that_make_up_for_samples(tmp_path):
+    """OneCycleLR raised in the first step after its last one."""
+    one_cycle = "torch.optim.lr_scheduler.OneCycleLR(optimizer, 0.1, total_steps=33)"
+    script = LOOP.replace("torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: 1 / (1 + 0.1 * step))", one_cycle)
+    assert one_cycle in script
+    run(tmp_path, script, "killed", faults="kill worker 1 at step 13")
+    assert_clean(tmp_path, "killed", epochs=3)
+    assert state(tmp_path, "killed")["schedulers"][0]["last_epoch"] == 33
+    too_many = script.replace("range(3)", "range(4)")
+    assert "total" in run(tmp_path, too_many, "whole", workers=2, code=1).err, "as in one process"
+
+
 @pytest.mark.parametrize(
     ("loop", "every", "killed_at"),
     [(LOOP, 6, 13), (BY_EPOCH, 6, 13), (BY_EPOCH, 11, 23)],

@@ -19,6 +19,7 @@ from syncline.errors import ConfigError
 from syncline.workers.own_loop.groups import ParameterGroups
 from syncline.workers.own_loop.lateness import is_late
 from syncline.workers.own_loop.optimizer import OptimizerGroup, PreparedOptimizer, prepare_optimizer
+from syncline.workers.own_loop.scheduler import prepare_scheduler
 from syncline.workers.own_loop.values import SavedValues, ScriptParts
 
 if TYPE_CHECKING:
@@ -58,12 +59,16 @@ class PreparedParts:
             self._add_optimizer(thing)
         elif isinstance(thing, (LRScheduler, ReduceLROnPlateau)):
             self._check_early("scheduler")
-            self.schedulers.append(thing)
+            self.schedulers.append(prepare_scheduler(thing, self._has_more_steps))
         elif isinstance(thing, torch.amp.GradScaler):
             self.scalers.append(thing)
         else:
             return False
         return True
+
+    def _has_more_steps(self) -> bool:
+        """Whether the run has made steps for samples of a failed worker."""
+        return self._training.is_entered and self._training.progress.position.extra > 0
 
     def _add_optimizer(self, optimizer: torch.optim.Optimizer) -> None:
         if any(optimizer is prepared for prepared in self.optimizers):
