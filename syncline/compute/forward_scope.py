@@ -19,7 +19,7 @@ import torch
 from torch import nn
 from torch.utils import _pytree as pytree
 
-from syncline.compute.local_hook import LocalHook
+from syncline.compute.local_hook import LocalHook, register_local_hook
 
 
 class ForwardScope:
@@ -34,7 +34,7 @@ class ForwardScope:
         """Be active during the forward passes of these models, and of no others."""
         for hook in self._hooks:
             hook.remove()
-        self._hooks = [model.register_forward_pre_hook(LocalHook(self._enter)) for model in models]
+        self._hooks = [register_local_hook(model, LocalHook(self._enter)) for model in models]
 
     @contextmanager
     def active(self) -> Iterator[None]:

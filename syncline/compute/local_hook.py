@@ -1,15 +1,18 @@
 """Hooks on a user's model that stay in this process.
 
-`torch.save(model)` pickles a module with its hooks, and `copy.deepcopy` copies them. A hook of ours must neither make
-that fail nor act on the copy, and the file may be loaded where there is no Syncline.
+`torch.save(model)` pickles a module with its hooks, and `copy.deepcopy` copies them. A hook of ours must not make that
+fail, act on the copy, or leave a trace in the file: it may be loaded where there is no Syncline, and by `torch.load`
+with its default `weights_only=True`.
 """
 
 from __future__ import annotations
 
+from collections import OrderedDict
 from collections.abc import Callable
 from typing import Any
 
 from torch import nn
+from torch.utils.hooks import RemovableHandle
 
 
 class LocalHook:
@@ -23,6 +26,20 @@ class LocalHook:
         self._call(module)
 
     def __reduce__(self) -> Any:
-        # A hook may return the arguments that the module gets. Called with (module, arguments), the method `get` of an
-        # empty dict returns the arguments as they are.
+        # For a model with hooks of its own. A hook may return the arguments that the module gets. Called with (module,
+        # arguments), the method `get` of an empty dict returns the arguments as they are.
         return getattr, ({}, "get")
+
+
+class _Hooks(OrderedDict[int, Any]):
+    """The hooks of a module, which are copied and pickled without the local ones."""
+
+    def __reduce__(self) -> Any:
+        return OrderedDict, (), None, None, iter([item for item in self.items() if not isinstance(item[1], LocalHook)])
+
+
+def register_local_hook(model: nn.Module, hook: LocalHook, *, with_kwargs: bool = False) -> RemovableHandle:
+    """Call `hook` before each forward pass of `model`."""
+    if not model._forward_pre_hooks:  # otherwise the handles of its hooks refer to this dict
+        model._forward_pre_hooks = _Hooks()
+    return model.register_forward_pre_hook(hook, with_kwargs=with_kwargs)

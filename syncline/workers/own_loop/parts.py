@@ -14,7 +14,7 @@ import torch
 from torch import nn
 from torch.optim.lr_scheduler import LRScheduler, ReduceLROnPlateau
 
-from syncline.compute.local_hook import LocalHook
+from syncline.compute.local_hook import LocalHook, register_local_hook
 from syncline.errors import ConfigError
 from syncline.workers.own_loop.groups import ParameterGroups
 from syncline.workers.own_loop.lateness import is_late
@@ -53,7 +53,7 @@ class PreparedParts:
             thing.to(self._training.session.device)
             if not any(thing is model for model in self.models):
                 self.models.append(thing)
-                thing.register_forward_pre_hook(LocalHook(lambda _: self._training.on_forward()))
+                register_local_hook(thing, LocalHook(lambda _: self._training.on_forward()))
         elif isinstance(thing, torch.optim.Optimizer):
             self._check_early("optimizer")
             self._add_optimizer(thing)

@@ -20,6 +20,7 @@ from torch.utils import _pytree as pytree
 from syncline.comms.collective import Solo
 from syncline.compute.batch_norm import synchronize_batch_norm
 from syncline.compute.forward_scope import ForwardScope
+from syncline.compute.local_hook import LocalHook, register_local_hook
 from syncline.compute.tuning import Tuning
 from syncline.data.random_state import seeded
 from syncline.workers.calibrate import CalibrationTrial, find_tuning, has_choice
@@ -57,13 +58,15 @@ class _Call(NamedTuple):
         return _Call(arguments, options, samples)
 
 
-class _Keep:
+class _Keep(LocalHook):
     """A hook that keeps what a model is called with; copies of the model have one that keeps nothing."""
 
     def __init__(self, calls: dict[int, _Call] | None = None, number: int = 0) -> None:
         self._calls, self._number = calls, number
 
-    def __call__(self, model: nn.Module, arguments: tuple[Any, ...], options: dict[str, Any]) -> None:
+    def __call__(  # type: ignore[override]  # a hook that gets keyword arguments, too
+        self, model: nn.Module, arguments: tuple[Any, ...], options: dict[str, Any]
+    ) -> None:
         if self._calls is None or self._number in self._calls or not (model.training and torch.is_grad_enabled()):
             return
         tensors = [leaf for leaf in pytree.tree_leaves((arguments, options)) if isinstance(leaf, torch.Tensor)]
@@ -138,8 +141,7 @@ class LoopTuner:
     def _watch_calls(self) -> None:
         """Keep what the script passes to its models from now on."""
         for number, model in enumerate(self._training.parts.models):
-            keep = _Keep(self._calls, number)
-            self._hooks.append(model.register_forward_pre_hook(keep, with_kwargs=True))
+            self._hooks.append(register_local_hook(model, _Keep(self._calls, number), with_kwargs=True))
 
     def _stop_watching(self) -> None:
         for hook in self._hooks:

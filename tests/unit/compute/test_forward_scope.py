@@ -80,6 +80,20 @@ def test_a_model_can_be_copied_and_saved_whole_and_the_file_needs_no_syncline(mo
     for other in (copy.deepcopy(model), torch.load(tmp_path / "model.pt", weights_only=False)):
         torch.testing.assert_close(other(IMAGES)["image"], usual)
         assert other.formats == [True, False], "a copy computes in ordinary memory"
+        assert not other._forward_pre_hooks
+
+
+def test_hooks_of_the_script_are_copied_and_can_be_removed():
+    model, seen = nn.Linear(2, 2), []
+    before = model.register_forward_pre_hook(lambda *_: seen.append("before"))
+    ForwardScope().watch([model])
+    after = model.register_forward_pre_hook(lambda *_: seen.append("after"))
+    copy.deepcopy(model)(torch.zeros(1, 2))
+    assert seen == ["before", "after"]
+    before.remove()
+    after.remove()
+    model(torch.zeros(1, 2))
+    assert seen == ["before", "after"]
 
 
 def test_after_an_exception_in_a_forward_pass_the_scope_is_left(model):
