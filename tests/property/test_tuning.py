@@ -272,8 +272,9 @@ def test_the_plan_says_what_will_be_measured_and_what_is_decided():
     assert "bf16 and channels-last memory" in fixed
 
 
-def test_how_a_script_computes_is_up_to_the_script():
-    assert plan(kind="own-loop").measured == ()
+def test_a_script_is_tuned_where_only_rounding_changes_and_the_rest_is_up_to_it():
+    assert plan(kind="own-loop").measured == ("memory-format", "convolutions", "threads")
+    assert plan(kind="own-loop", tune="off").measured == ()
     for settings in ({"precision": "bf16"}, {"precision": "auto"}, {"memory_format": "channels-last"}):
         with pytest.raises(ConfigError, match="script") as caught:
             plan(kind="own-loop", **settings)
