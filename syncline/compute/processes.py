@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import multiprocessing
 import os
 import signal
 from pathlib import Path
@@ -18,6 +19,14 @@ _EXIT_CODE = 49
 def die_with_parent() -> None:
     """Have the kernel kill this process when its parent ends, however that ends. Linux only."""
     ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+
+
+def die_with_starter() -> None:
+    """The same in a process of multiprocessing, also if the one that has started it is gone by now."""
+    die_with_parent()
+    starter = multiprocessing.parent_process()
+    if starter is not None and starter.pid != os.getppid():
+        os._exit(1)
 
 
 def continue_without_parent() -> None:

@@ -25,7 +25,7 @@ import torch
 from torch.utils.data import DataLoader, Dataset, IterableDataset
 
 from syncline.boundary import shared_memory_left
-from syncline.compute.processes import die_with_parent, process_state
+from syncline.compute.processes import die_with_starter, process_state
 from syncline.data.augmented import AugmentedSource, untransformed
 from syncline.data.order import Share
 from syncline.data.packing import unpacked
@@ -383,4 +383,4 @@ def _some(indices: np.ndarray) -> str:
 
 def _init_loader(worker_id: int) -> None:
     del worker_id  # torch passes it
-    die_with_parent()
+    die_with_starter()

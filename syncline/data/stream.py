@@ -25,7 +25,7 @@ from torch.utils.data import DataLoader, IterableDataset
 from torch.utils.data._utils import worker as torch_worker
 
 from syncline.compute.partition import share as part_of
-from syncline.compute.processes import die_with_parent
+from syncline.compute.processes import die_with_starter
 from syncline.data.assignment import Range
 from syncline.data.order import Share, step_seed
 from syncline.data.packing import packed, unpacked
@@ -218,7 +218,7 @@ class _LoaderInit:
         self._of_script = of_script
 
     def __call__(self, number: int) -> None:
-        die_with_parent()
+        die_with_starter()
         if self._of_script is not None:
             self._of_script(number)
 
