@@ -29,6 +29,7 @@ from syncline.compute.processes import die_with_starter, process_state
 from syncline.data.augmented import AugmentedSource, untransformed
 from syncline.data.order import Share
 from syncline.data.packing import unpacked
+from syncline.data.random_state import generators_kept
 from syncline.data.source import ArraySource, DatasetSource, Source
 from syncline.data.stream import ShareReader, StreamSource
 from syncline.errors import DataError
@@ -85,6 +86,11 @@ class Prefetcher(Generic[T]):
                 return self._queue.get(timeout=_LOADER_CHECK_S)
             except queue.Empty:
                 self._check()
+            except RuntimeError as error:
+                # torch's handler of SIGCHLD raises it here, in the main thread, if any loader process of this process
+                # died. The thread that has the loader will say which one, and why.
+                if not str(error).startswith("DataLoader worker (pid"):
+                    raise
 
     def __enter__(self) -> Prefetcher[T]:
         return self
@@ -218,8 +224,23 @@ def fetch(
     return (Fetched(share, _read(source, share)) for share in shares)
 
 
+def read_inline(source: DatasetSource, shares: Iterator[Share], seed: int) -> InlineFetcher[Fetched]:
+    """Each share with its batch, read on demand in the caller's thread, with the same random numbers as by processes.
+
+    The generators that the rest of this process draws from are left as they were.
+    """
+    return InlineFetcher(Fetched(share, _read_seeded(source, share, seed)) for share in shares)
+
+
+def _read_seeded(source: DatasetSource, share: Share, seed: int) -> Any:
+    items, indices = _SeededItems(source.dataset, seed), _wanted(share)
+    with generators_kept():
+        samples = [items[share.position.epoch, int(i)][1] for i in indices]
+        return source.collated(indices, samples)
+
+
 def _read(source: Source, share: Share) -> Any:
-    indices = share.indices if len(share.indices) else _stand_in(share)
+    indices = _wanted(share)
     try:
         return source.fetch(indices)
     except Exception as error:
@@ -227,9 +248,9 @@ def _read(source: Source, share: Share) -> Any:
         raise
 
 
-def _stand_in(share: Share) -> np.ndarray:
-    """The samples in place of none. Two: much code takes a batch of one for a single sample, as `squeeze` does."""
-    return np.zeros(min(2, max(1, share.batch)), np.int64)
+def _wanted(share: Share) -> np.ndarray:
+    """The samples to read. In place of none two: much code takes a batch of one for a sample, as `squeeze` does."""
+    return share.indices if len(share.indices) else np.zeros(min(2, max(1, share.batch)), np.int64)
 
 
 def _through_processes(
@@ -240,7 +261,7 @@ def _through_processes(
     def keys() -> Iterator[list[tuple[int, int]]]:
         for share in shares:
             requested.put(share)
-            yield [(share.position.epoch, int(i)) for i in (share.indices if len(share.indices) else _stand_in(share))]
+            yield [(share.position.epoch, int(i)) for i in _wanted(share)]
 
     loader = DataLoader(
         _SeededItems(source.dataset, seed),

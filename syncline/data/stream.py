@@ -74,7 +74,7 @@ class StreamSource:
 
     def fetch(self, indices: Any) -> Any:
         """Sources have samples by index. A stream has not: it is read by processes, in order."""
-        raise NotImplementedError(f"samples {indices} of a stream")
+        raise TypeError(f"A stream has no samples by index: {indices}.")
 
     def items(self, epoch: int) -> Iterator[Any]:
         """The samples of an epoch in order. It seeds the generators of this process, which is for reading only."""

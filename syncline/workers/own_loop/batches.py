@@ -19,7 +19,8 @@ from syncline.data.assignment import Position
 from syncline.data.loader_order import order_of
 from syncline.data.order import Share
 from syncline.data.packing import unpacked
-from syncline.data.prefetch import Fetched, InlineFetcher, Prefetcher, fetch, prefetched, read_in_process
+from syncline.data.prefetch import Fetched, InlineFetcher, Prefetcher, fetch, prefetched, read_in_process, read_inline
+from syncline.data.source import DatasetSource
 from syncline.data.stream import PartReader, StreamSource
 from syncline.data.stream_order import check_has_batches
 from syncline.errors import ConfigError
@@ -85,6 +86,8 @@ class TrainingBatches:
         if isinstance(self.feed.source, DrawnSource):
             # Not in a thread: drawing seeds the generators that the script's own thread uses.
             return InlineFetcher(fetch(self.feed.source, shares, loaders=0, seed=session.plan.seed))
+        if isinstance(self.feed.source, DatasetSource) and not self.feed.loaders:
+            return read_inline(self.feed.source, shares, session.plan.seed)  # its samples may be random, too
         return prefetched(
             self.feed.source,
             shares,

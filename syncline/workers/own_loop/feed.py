@@ -36,7 +36,7 @@ class Feed:
     order: SampleOrder
     source: Source
     loaders: int = 0
-    """How many processes read."""
+    """How many processes read; with none, a Dataset is read by the worker itself, as by torch's DataLoader."""
     is_endless: bool = False
     """Whether there are batches for as long as the script asks."""
 
@@ -48,9 +48,7 @@ def loader_feed(loader: DataLoader[Any], seed: int, warn: Callable[[str], None] 
         return Feed(stream.order, stream.source, max(1, loader.num_workers))
     is_plain = isinstance(loader.dataset, TensorDataset) and loader.collate_fn is default_collate
     source = as_source(loader.dataset) if is_plain else DatasetSource(loader.dataset, loader.collate_fn)
-    # A loader process seeds each sample by its number. In this process, drawing would disturb the script's own numbers.
-    loaders = loader.num_workers if is_plain else max(1, loader.num_workers)
-    return Feed(order_of(loader, seed), source, loaders)
+    return Feed(order_of(loader, seed), source, loader.num_workers)
 
 
 def drawn_feed(draw: Any, seed: int, *, steps: int | None, dim: int) -> Feed:

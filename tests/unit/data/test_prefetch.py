@@ -19,7 +19,8 @@ from torch.utils.data import Dataset
 from torch.utils.data.dataloader import _MultiProcessingDataLoaderIter
 
 from syncline.data.order import Position, SampleOrder, Share
-from syncline.data.prefetch import Fetched, Prefetcher, fetch, prefetched
+from syncline.data.prefetch import Fetched, Prefetcher, fetch, prefetched, read_inline
+from syncline.data.random_state import seeded
 from syncline.data.source import ArraySource, DatasetSource
 
 LIMIT_S = 30.0
@@ -158,7 +159,10 @@ def test_an_error_need_not_be_consumed_before_closing():
         raise KeyError("never seen")
         yield
 
-    Prefetcher(items()).close()
+    ahead = Prefetcher(items())
+    ahead.close()
+    with pytest.raises(StopIteration):
+        next(ahead)
 
 
 @pytest.mark.parametrize("loaders", [0, 1, 2])
@@ -258,6 +262,46 @@ def test_a_loader_process_that_is_killed_is_an_error_and_not_a_hang(monkeypatch)
     items = fetch(DatasetSource(Deadly()), shares(), loaders=1, seed=0)
     with Prefetcher(items) as ahead, pytest.raises(RuntimeError, match="exited unexpectedly: exit code 9"):
         next(ahead)
+
+
+def test_reading_inline_draws_what_processes_draw_and_leaves_the_generators_alone():
+    def drawn() -> tuple[float, float, float]:
+        return random.random(), float(np.random.random()), torch.rand(()).item()
+
+    source = DatasetSource(Noisy())
+    by_processes = numbers(list(fetch(source, shares(), loaders=2, seed=5)))
+    with seeded(1):
+        expected = [drawn() for _ in range(8)]
+    with seeded(1), read_inline(source, shares(), seed=5) as fetched:
+        read, got = [], []
+        for item in fetched:
+            read.append(item)
+            got.append(drawn())
+    assert numbers(read) == by_processes
+    assert got == expected
+
+
+def test_reading_inline_names_the_sample_that_failed():
+    with pytest.raises(KeyError, match="no file for 7") as caught:
+        list(read_inline(DatasetSource(Noisy(bad=7)), shares(), seed=5))
+    assert "sample 7 of epoch 0" in caught.value.__notes__[0]
+
+
+@pytest.mark.parametrize("text", ["DataLoader worker (pid 7) is killed by signal: Killed.", "of another kind"])
+def test_while_waiting_the_error_of_torchs_signal_handler_is_left_to_the_thread_with_the_loader(text):
+    with Prefetcher(iter(["the explained error"])) as ahead:
+        get = ahead._queue.get
+
+        def interrupted(**options: Any) -> Any:
+            ahead._queue.get = get  # type: ignore[method-assign]  # once, as a signal does
+            raise RuntimeError(text)
+
+        ahead._queue.get = interrupted  # type: ignore[method-assign]
+        if text.startswith("DataLoader"):
+            assert next(ahead) == "the explained error"
+        else:
+            with pytest.raises(RuntimeError, match=text):
+                next(ahead)
 
 
 def test_closing_in_the_middle_ends_the_loader_processes():

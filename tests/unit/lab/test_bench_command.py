@@ -11,7 +11,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Generator, Iterator
 from pathlib import Path
 
 import pytest
@@ -128,7 +128,9 @@ def test_the_help_names_every_suite() -> None:
 
 def test_every_suite_can_be_found() -> None:
     for name in suites.SUITES:
-        suites.prepare(name, BenchSettings()).close()
+        made = suites.prepare(name, BenchSettings())
+        assert isinstance(made, Generator), name
+        made.close()
 
 
 @pytest.mark.slow
