@@ -6,19 +6,20 @@ of a whole model is running, of which a trial has shown that it works so, and it
 memory. Parameters stay as they are.
 
 Here: `ForwardScope`, which knows whether such a pass is running, and `keep_dropout_masks`. Not here: the layers that
-ask whether they are inside (`convolutions.py`).
+ask whether they are inside (`convolutions.py`), and the functions that are replaced inside (`functional_pooling.py`).
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any
 
 import torch
 from torch import nn
 from torch.utils import _pytree as pytree
 
+from syncline.compute.functional_pooling import CompiledPooling, may_pool_functionally
 from syncline.compute.local_hook import LocalHook, register_local_hook
 
 
@@ -29,6 +30,7 @@ class ForwardScope:
         self.is_active = False
         self._hooks: list[Any] = []
         self._left: list[Any] = []  # hooks of forward passes that have failed
+        self._pools: dict[int, bool] = {}  # of each model, whether it calls pooling functions, once that is known
 
     def watch(self, models: Iterable[nn.Module]) -> None:
         """Be active during the forward passes of these models, and of no others."""
@@ -37,23 +39,35 @@ class ForwardScope:
         self._hooks = [register_local_hook(model, LocalHook(self._enter)) for model in models]
 
     @contextmanager
-    def active(self) -> Iterator[None]:
-        """Be active inside this context."""
+    def active(self, model: nn.Module) -> Iterator[None]:
+        """Be active inside this context, in which `model` is called."""
         outer, self.is_active = self.is_active, True
         try:
-            yield
+            with self._pooling(model):
+                yield
         finally:
             self.is_active = outer
+
+    @contextmanager
+    def _pooling(self, model: nn.Module) -> Iterator[None]:
+        """Replace pooling functions; after a pass without any, look no more, as that costs time in each function."""
+        if not self._pools.setdefault(id(model), may_pool_functionally(model)):
+            yield
+            return
+        with CompiledPooling() as mode:
+            yield
+        self._pools[id(model)] = mode.calls > 0
 
     def _enter(self, model: nn.Module) -> None:
         if not (model.training and torch.is_grad_enabled()):
             return
-        outer, self.is_active = self.is_active, True
+        scope: AbstractContextManager[None] = nullcontext() if self.is_active else self.active(model)
+        scope.__enter__()
         while self._left:
             self._left.pop().remove()
 
         def leave(_model: nn.Module, _arguments: Any, outputs: Any) -> Any:
-            self.is_active = outer
+            scope.__exit__(None, None, None)
             if outputs is None:  # an exception, after which torch iterates over the hooks themselves
                 self._left.append(hook)
             else:

@@ -62,7 +62,7 @@ def test_a_random_stream_trains_the_same_with_any_number_of_workers_and_after_ki
 def test_survivors_share_the_rest_of_a_stream_that_loader_processes_read(tmp_path):
     script = STREAM.replace("LOADERS", "2")
     done = run(tmp_path, script, "killed", faults="kill worker 1 at step 3; kill worker 2 at step 10")
-    assert "was killed by SIGKILL" in done.out
+    assert done.out.count("was killed by SIGKILL") == 2, done.out
     assert_clean(tmp_path, "killed", epochs=2)
 
 

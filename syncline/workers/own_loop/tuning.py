@@ -190,8 +190,7 @@ class LoopTuner:
         samples = max(call.samples for call in calls.values())
 
         def loss_of(copied: nn.Module, batch: dict[int, _Call]) -> torch.Tensor:
-            del copied
-            with scope.active():
+            with scope.active(copied):
                 return sum((_loss(models[n](*c.arguments, **c.options)) for n, c in batch.items()), torch.zeros(()))
 
         return CalibrationTrial(

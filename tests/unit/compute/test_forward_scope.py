@@ -60,7 +60,7 @@ def test_images_are_channels_last_inside_and_as_usual_outside(model):
 def test_images_of_one_channel_become_channels_last_too(channels):
     layer, scope = nn.Conv2d(channels, 8, 3), ForwardScope()
     use_algorithms(layer, {}, scope=scope)
-    with scope.active():
+    with scope.active(layer):
         assert is_channels_last(layer(torch.randn(2, channels, 9, 9)))
 
 
