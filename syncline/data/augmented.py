@@ -16,7 +16,7 @@ import numpy as np
 import torch
 
 from syncline.data.order import Share
-from syncline.data.random_state import generators_kept
+from syncline.data.random_state import generators_kept, seed_torch
 from syncline.data.source import Indices, Source, WrappedSource
 from syncline.data.transforms import Transform
 from syncline.errors import DataError
@@ -78,7 +78,7 @@ def _seeded(transform: Callable[..., Any], sample: torch.Tensor, number: float) 
     with generators_kept():
         random.seed(number)
         np.random.seed(int(number * 2**32))
-        torch.manual_seed(int(number * 2**53))
+        seed_torch(int(number * 2**53))
         return torch.as_tensor(transform(sample))
 
 

@@ -29,7 +29,7 @@ from syncline.compute.processes import die_with_starter, process_state
 from syncline.data.augmented import AugmentedSource, untransformed
 from syncline.data.order import Share
 from syncline.data.packing import unpacked
-from syncline.data.random_state import generators_kept
+from syncline.data.random_state import generators_kept, seed_torch
 from syncline.data.source import ArraySource, DatasetSource, Source
 from syncline.data.stream import ShareReader, StreamSource
 from syncline.errors import DataError
@@ -385,7 +385,7 @@ class _SeededItems(Dataset[Any]):
         words = np.random.SeedSequence([self._seed, epoch, index]).generate_state(3)
         random.seed(int(words[0]))
         np.random.seed(int(words[1]))
-        torch.manual_seed(int(words[2]))
+        seed_torch(int(words[2]))
         try:
             return index, self._dataset[index]
         except Exception as error:
