@@ -29,7 +29,7 @@ from syncline.compute.processes import die_with_starter, process_state
 from syncline.data.augmented import AugmentedSource, untransformed
 from syncline.data.order import Share
 from syncline.data.packing import unpacked
-from syncline.data.random_state import generators_kept, seed_torch
+from syncline.data.random_state import GeneratorStates, generators_kept, seed_torch
 from syncline.data.source import ArraySource, DatasetSource, Source
 from syncline.data.stream import ShareReader, StreamSource
 from syncline.errors import DataError
@@ -229,14 +229,15 @@ def read_inline(source: DatasetSource, shares: Iterator[Share], seed: int) -> In
 
     The generators that the rest of this process draws from are left as they were.
     """
-    return InlineFetcher(Fetched(share, _read_seeded(source, share, seed)) for share in shares)
+    items = _SeededItems(source.dataset, seed)
+    return InlineFetcher(Fetched(share, _read_seeded(source, share, items)) for share in shares)
 
 
-def _read_seeded(source: DatasetSource, share: Share, seed: int) -> Any:
-    items, indices = _SeededItems(source.dataset, seed), _wanted(share)
+def _read_seeded(source: DatasetSource, share: Share, items: _SeededItems) -> Any:
+    indices = _wanted(share)
     with generators_kept():
-        samples = [items[share.position.epoch, int(i)][1] for i in indices]
-        return source.collated(indices, samples)
+        samples = items.__getitems__([(share.position.epoch, int(i)) for i in indices])
+        return source.collated(indices, [sample for _, sample in samples])
 
 
 def _read(source: Source, share: Share) -> Any:
@@ -375,17 +376,35 @@ class _Collated:
 
 
 class _SeededItems(Dataset[Any]):
+    """The samples of a Dataset, with their indices. What it draws for a sample depends on the sample alone.
+
+    Seeding for each sample can take as long as reading it. So a batch is read without; if it turns out that the Dataset
+    has drawn from a generator, it is read again with a seed for each sample, as all batches after it.
+    """
+
     def __init__(self, dataset: Dataset[Any], seed: int) -> None:
-        self._dataset = dataset
-        self._seed = seed
+        self._dataset, self._seed = dataset, seed
+        self._draws = False
+
+    def __getitems__(self, keys: list[tuple[int, int]]) -> list[tuple[int, Any]]:
+        """What torch calls to read a batch."""
+        if not self._draws:
+            before = GeneratorStates.now()
+            items = [self._read(key) for key in keys]
+            if GeneratorStates.now() == before:
+                return items
+            self._draws = True
+        return [self[key] for key in keys]
 
     def __getitem__(self, key: tuple[int, int]) -> tuple[int, Any]:
-        """The sample with its index."""
-        epoch, index = key
-        words = np.random.SeedSequence([self._seed, epoch, index]).generate_state(3)
+        words = np.random.SeedSequence([self._seed, *key]).generate_state(3)
         random.seed(int(words[0]))
         np.random.seed(int(words[1]))
         seed_torch(int(words[2]))
+        return self._read(key)
+
+    def _read(self, key: tuple[int, int]) -> tuple[int, Any]:
+        epoch, index = key
         try:
             return index, self._dataset[index]
         except Exception as error:

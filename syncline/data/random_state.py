@@ -13,16 +13,43 @@ import numpy as np
 import torch
 
 
+class GeneratorStates:
+    """The states of all three; equal if nothing was drawn in between."""
+
+    def __init__(self) -> None:
+        self._python, self._numpy, self._torch = random.getstate(), np.random.get_state(), torch.get_rng_state()
+
+    @classmethod
+    def now(cls) -> GeneratorStates:
+        return cls()
+
+    def restore(self) -> None:
+        random.setstate(self._python)
+        np.random.set_state(self._numpy)
+        torch.set_rng_state(self._torch)
+
+    def __eq__(self, other: object) -> bool:
+        if not isinstance(other, GeneratorStates):
+            return NotImplemented
+        (_, keys, *places), (_, other_keys, *other_places) = self._numpy, other._numpy
+        return (
+            places == other_places
+            and torch.equal(self._torch, other._torch)
+            and self._python == other._python
+            and np.array_equal(keys, other_keys)
+        )
+
+    __hash__ = None  # type: ignore[assignment]
+
+
 @contextmanager
 def generators_kept() -> Iterator[None]:
     """Restore the state of all three afterwards."""
-    states = random.getstate(), np.random.get_state(), torch.get_rng_state()
+    states = GeneratorStates.now()
     try:
         yield
     finally:
-        random.setstate(states[0])
-        np.random.set_state(states[1])
-        torch.set_rng_state(states[2])
+        states.restore()
 
 
 def seed_torch(seed: int) -> None:

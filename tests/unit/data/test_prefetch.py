@@ -281,6 +281,34 @@ def test_reading_inline_draws_what_processes_draw_and_leaves_the_generators_alon
     assert got == expected
 
 
+class Sometimes(Noisy):
+    """Draws for a few samples only, and counts how often each sample is read."""
+
+    def __init__(self, *, draws: bool = True) -> None:
+        super().__init__()
+        self.draws, self.reads = draws, [0] * 20
+
+    def __getitem__(self, index: int) -> tuple[int, float, float, float]:
+        self.reads[index] += 1
+        return super().__getitem__(index) if self.draws and index % 7 == 3 else (index, 0.0, 0.0, 0.0)
+
+
+def test_samples_for_which_nothing_is_drawn_need_no_seed_and_others_have_theirs():
+    expected = numbers(list(fetch(DatasetSource(Noisy()), shares(), loaders=1, seed=5)))
+    for rank, size in [(0, 1), (0, 2), (1, 2)]:
+        some = list(read_inline(DatasetSource(Sometimes()), shares(rank=rank, size=size), seed=5))
+        for (epoch, index), drawn in numbers(some).items():
+            assert drawn == (expected[epoch, index] if index % 7 == 3 else (0.0, 0.0, 0.0)), index
+
+
+def test_a_batch_is_read_again_only_when_the_first_random_sample_is_found():
+    plain, random_too = Sometimes(draws=False), Sometimes()
+    for dataset in (plain, random_too):
+        list(read_inline(DatasetSource(dataset), shares(), seed=5))
+    assert plain.reads == [2] * 20, "once in each epoch"
+    assert sorted(random_too.reads) == [2] * 15 + [3] * 5
+
+
 def test_reading_inline_names_the_sample_that_failed():
     with pytest.raises(KeyError, match="no file for 7") as caught:
         list(read_inline(DatasetSource(Noisy(bad=7)), shares(), seed=5))
