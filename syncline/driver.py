@@ -8,6 +8,7 @@ already imports it for the workers.
 from __future__ import annotations
 
 import dataclasses
+import math
 import os
 import secrets
 import time
@@ -29,6 +30,7 @@ from syncline.engines.choose import engine_for
 from syncline.engines.engine import Engine
 from syncline.engines.network import Network
 from syncline.errors import SCRIPT_EXIT, ConfigError, Interrupted, SynclineError, check_options
+from syncline.layouts.layout import read_layout
 from syncline.observe.observer import Observer, WithoutEnd, choose_view
 from syncline.planning.machine import Machine
 from syncline.planning.plan import Plan
@@ -85,6 +87,8 @@ def train(
     check_options("syncline.train", settings, [f.name for f in dataclasses.fields(RunConfig)], kind="setting")
     if "strategy" in settings:
         settings["strategy"] = str(settings["strategy"])  # a Strategy prints as what is read back
+    if "layout" in settings:
+        settings["layout"] = str(settings["layout"])
     task = Task(
         model=model, data=data, test=test, loss=loss, optimizer=optimizer, schedule=schedule, metrics=metrics,
         weight_decay=weight_decay, clip_norm=clip_norm, augment=augment,
@@ -108,7 +112,7 @@ def run_task(
     Otherwise a local engine runs the workers on the hosts of `network`, by default on this machine.
     """
     boundary.check_surroundings()
-    read_strategy(config.strategy)  # an invalid strategy fails before anything starts
+    read_strategy(config.strategy), read_layout(config.layout)  # an invalid one fails before anything starts
     engine = engine or engine_for(config.engine, network)  # first, because it takes a second to start
     with closing(view), closing(engine):
         task = task.with_defaults().located(data_dir, progress)
@@ -118,18 +122,21 @@ def run_task(
 
 def explain_task(task: Task, config: RunConfig, *, data_dir: Path | None = None) -> str:
     """Describe what a run would do; nothing is started."""
-    strategy = read_strategy(config.strategy)
+    strategy, layout = read_strategy(config.strategy), read_layout(config.layout)
     task = task.with_defaults().located(data_dir, None)
     plan = make_plan(task.facts(), config, Machine.here())
     from syncline.workers.entry import parameter_shapes  # imports torch
 
-    return "\n".join([plan.describe(), *strategy_text.explain(strategy, plan.size, parameter_shapes(task))])
+    shapes = parameter_shapes(task)
+    parameter_bytes = sum(4 * math.prod(shape) for shape in shapes.values())
+    lines = [*strategy_text.explain(strategy, plan.size, shapes), *layout.explain(plan.size, parameter_bytes)]
+    return "\n".join([plan.describe(), *lines])
 
 
 def run_script(script: Script, config: RunConfig, view: Observer) -> Result:
     """Run a user's own training loop on several workers."""
     boundary.check_surroundings()
-    read_strategy(config.strategy)  # an invalid strategy fails before anything starts
+    read_strategy(config.strategy), read_layout(config.layout)  # an invalid one fails before anything starts
     if not Path(script.path).is_file():
         raise ConfigError(f"There is no file {script.path}.", code="no-file", path=script.path)
     engine = engine_for(config.engine)

@@ -38,6 +38,8 @@ class Peak:
 
     def __init__(self, device: torch.device) -> None:
         self._device = device
+        self.elsewhere: Callable[[], int] = lambda: 0
+        """How much of the shared memory that this process has touched counts as other workers'."""
 
     def reset(self) -> None:
         """Start a new peak. Where the system does not allow that, the peak since the start of the process remains."""
@@ -54,7 +56,7 @@ class Peak:
         with suppress(OSError):
             found = re.search(r"^VmHWM:\s*(\d+) kB", _STATUS.read_text(), re.MULTILINE)
             if found:
-                return int(found[1]) * 1024
+                return max(0, int(found[1]) * 1024 - self.elsewhere())
         most = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
         return most if sys.platform == "darwin" else most * 1024
 

@@ -60,6 +60,11 @@ class RunConfig:
         None, "Global batch size, summed over all workers. Default: the model's recommendation, else 128."
     )
     strategy: str = _f("allreduce", "Synchronization strategy; list them with: syncline strategies.")
+    layout: str = _f(
+        "replicated",
+        "How the model is spread over workers: replicated (each holds all of it), or sharded (all workers of this "
+        "machine hold one together, each an equal part of parameters, gradients and optimizer state).",
+    )
     seed: int = _f(0, "Seed for initial weights and sample order. The same seed gives the same run.")
     max_steps: int | None = _f(None, "Stop after this many steps, even in the middle of an epoch.")
     device: Literal["auto", "cpu", "cuda"] = _f(

@@ -75,6 +75,8 @@ class Plan:
     """Whether activations are recomputed to save memory."""
     memory_limit_bytes: int | None = None
     """Memory budget of a worker; the workers measure how many micro-batches it takes."""
+    layout: str = "replicated"
+    """How the model is spread over the workers."""
     shares_memory_on_hosts: bool = False
     """Whether workers on the same host may exchange through its memory, if there are several hosts."""
     notes: tuple[str, ...] = field(default=())
@@ -117,7 +119,8 @@ class Plan:
     def describe(self) -> str:
         """The plan as sentences, for `syncline explain`."""
         first = self.workers[0]
-        lines = [f"{self.model} on {self.data}, {plural(self.size, 'worker')}, strategy {self.strategy}."]
+        layout = "" if self.layout == "replicated" else f", layout {self.layout}"
+        lines = [f"{self.model} on {self.data}, {plural(self.size, 'worker')}, strategy {self.strategy}{layout}."]
         if self.kind == "own-loop":
             lines.append("The script's own loop decides the model, the data and the number of steps.")
         else:

@@ -13,6 +13,7 @@ from syncline.compute.tuning import Choice
 from syncline.config.amounts import bytes_of
 from syncline.config.run import RunConfig
 from syncline.errors import ConfigError, plural
+from syncline.layouts.layout import read_layout
 from syncline.planning.machine import Machine
 from syncline.planning.plan import Plan, WorkerPlan
 from syncline.strategies.method import RunConditions
@@ -98,15 +99,16 @@ def make_plan(facts: TaskFacts, config: RunConfig, machine: Machine, hosts: Sequ
     device = _device(config, machine, notes)
     collective = _collective(config, machine, device, len(set(hosts_of_workers)), notes)
     shares_memory_on_hosts = len(set(hosts_of_workers)) > 1 and _can_share_memory(config, machine, device)
-    method.check_run(
-        RunConditions(
-            workers=config.workers,
-            hosts=len(set(hosts_of_workers)),
-            shares_memory=collective != "process-group" or shares_memory_on_hosts,
-            is_own_loop=facts.kind == "own-loop",
-            clip_norm=facts.clip_norm,
-        )
+    conditions = RunConditions(
+        workers=config.workers,
+        hosts=len(set(hosts_of_workers)),
+        shares_memory=collective != "process-group" or shares_memory_on_hosts,
+        is_own_loop=facts.kind == "own-loop",
+        clip_norm=facts.clip_norm,
     )
+    method.check_run(conditions)
+    has_memory_limit = config.memory_limit is not None
+    read_layout(config.layout).check(config.strategy, method, conditions, has_memory_limit=has_memory_limit)
     decided: dict[str, Any] = {
         **length._asdict(),
         "workers": _workers(hosts_of_workers, device, config.threads or max(1, machine.cores // config.workers)),

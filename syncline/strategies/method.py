@@ -129,6 +129,11 @@ class Method:
         return False
 
     @property
+    def sums_exact_gradients(self) -> bool:
+        """Whether all it does is to sum gradients, as they are, in every step: a layout may do that its own way."""
+        return False
+
+    @property
     def is_repeatable(self) -> bool:
         """Whether two runs with the same seed give the same bits."""
         return not self.is_asynchronous

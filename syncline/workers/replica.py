@@ -84,10 +84,11 @@ def build_replicas(
             log=log,
             is_settled=is_settled,
         )
-        exchange = session.strategy.method.exchange(replica)
+        exchange = session.layout.exchange(replica, session.strategy.method)
         session.until_view_ends.callback(exchange.close)
         exchange.begin()
         built.append((replica, exchange))
+    session.peak_memory.elsewhere = lambda: sum(session.layout.bytes_of_others(exchange) for _, exchange in built)
     if private is not None:
         group_of(built).load_private_state(private)
     if step:
@@ -144,7 +145,7 @@ def _own_loop_buffer(session: Session, parameters: Sequence[Any], collective: Co
 
 
 def _is_flat(session: Session) -> bool:
-    return session.plan.size > 1 or session.plan.servers > 0
+    return (session.plan.size > 1 or session.plan.servers > 0) and session.layout.keeps_gradients_whole
 
 
 def _report_ready(session: Session, state: TrainState) -> None:

@@ -29,6 +29,7 @@ from syncline.compute.memory import Peak
 from syncline.data.ledger import Line, RecentLines
 from syncline.data.order import step_seed
 from syncline.errors import PeerFailed
+from syncline.layouts.layout import read_layout
 from syncline.planning.plan import Plan, WorkerPlan
 from syncline.strategies.reading import read_strategy
 from syncline.telemetry.events import WarningMessage
@@ -66,7 +67,7 @@ class Session:
         self.collective: Collective = Solo()
         self.until_view_ends = ExitStack()
         """What is open in the current View only: it is closed, last opened first, when this worker leaves the View."""
-        self.strategy = read_strategy(plan.strategy)
+        self.strategy, self.layout = read_strategy(plan.strategy), read_layout(plan.layout)
         # Workers that train independently between exchanges must not wait for each other inside a forward pass.
         self.has_global_batch_norm = plan.batch_norm == "global" and self.strategy.method.is_lock_step
         self.run_dir = RunDir(Path(link.files.run_dir)) if link is not None else None

@@ -1,7 +1,7 @@
 """Samples from files, by index.
 
 Here: `FileSource`, a `Source` (`data/source.py`) that reads only the row groups with the requested samples and caches
-decoded groups; and `Layout`, which maps an index to a file, a row group and a row. A row group is read at once: a row
+decoded groups; and `RowMap`, which maps an index to a file, a row group and a row. A row group is read at once: a row
 group of Parquet, a record batch of Arrow, or a whole file. Not here: the formats (one file each), and the order of
 samples (`data/order.py`).
 """
@@ -48,7 +48,7 @@ class FileSource:
         self, manifest: Manifest, files: Sequence[FileFacts], reader: Reader, kept: np.ndarray | None = None
     ) -> None:
         self._manifest, self._files, self._reader = manifest, tuple(files), reader
-        self._layout = Layout(files, kept)
+        self._row_map = RowMap(files, kept)
         self._decoded: OrderedDict[tuple[int, int], _Arrays] = OrderedDict()
         self._decoded_bytes = 0
         self._lock = threading.Lock()  # the prefetch thread and the worker may fetch at the same time
@@ -56,12 +56,12 @@ class FileSource:
         """The number of group reads so far, repeated reads included."""
 
     def __len__(self) -> int:
-        return len(self._layout)
+        return len(self._row_map)
 
     @property
     def group_sizes(self) -> np.ndarray | None:
         """The number of samples in each group, if shuffling is limited to a few groups at a time."""
-        return self._layout.group_sizes if self._manifest.shuffles_groups else None
+        return self._row_map.group_sizes if self._manifest.shuffles_groups else None
 
     @property
     def window(self) -> int:
@@ -81,7 +81,7 @@ class FileSource:
         wanted = np.asarray(indices, np.int64)
         out: list[np.ndarray] = []
         with self._lock:
-            for file, group, here, rows in self._layout.by_group(wanted):
+            for file, group, here, rows in self._row_map.by_group(wanted):
                 parts = self._rows(file, group, rows)
                 out = out or [np.empty((len(wanted), *part.shape[1:]), part.dtype) for part in parts]
                 for whole, part in zip(out, parts, strict=True):
@@ -117,7 +117,7 @@ class RowAddress(NamedTuple):
     row: int
 
 
-class Layout:
+class RowMap:
     """The rows of some files, numbered from the first of the first file to the last of the last.
 
     `kept` are the row numbers in use, ascending, if not all are: sample i is then row kept[i].

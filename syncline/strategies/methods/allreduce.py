@@ -45,6 +45,10 @@ class AllReduce(AnswersMethod):
     fits_inside_group = fits_across_groups = True
     recovery: ClassVar[Recovery] = "equal"
 
+    @property
+    def sums_exact_gradients(self) -> bool:
+        return self.how == Exact()
+
     def misfit(self) -> Misfit | None:
         if self.when.steps > 1:
             return Misfit(

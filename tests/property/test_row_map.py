@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from syncline.data.files.manifest import FileFacts
-from syncline.data.files.source import Layout, RowAddress
+from syncline.data.files.source import RowAddress, RowMap
 from syncline.data.order import Position, SampleOrder, grouped_permutation
 
 files = st.lists(st.lists(st.integers(0, 7), max_size=5), min_size=1, max_size=6).filter(
@@ -17,8 +17,8 @@ files = st.lists(st.lists(st.integers(0, 7), max_size=5), min_size=1, max_size=6
 )
 
 
-def layout_of(sizes: list[list[int]], kept: np.ndarray | None = None) -> Layout:
-    return Layout([FileFacts(f"file-{i}", tuple(groups)) for i, groups in enumerate(sizes)], kept)
+def layout_of(sizes: list[list[int]], kept: np.ndarray | None = None) -> RowMap:
+    return RowMap([FileFacts(f"file-{i}", tuple(groups)) for i, groups in enumerate(sizes)], kept)
 
 
 def places(sizes: list[list[int]]) -> list[RowAddress]:
