@@ -168,7 +168,8 @@ class OptimizerShards:
         for number, p in enumerate(self._parameters):
             group = self._group_of.get(number)
             if group is not None and (views or scalars[group]):
-                state[p] = {**{name: view[number] for name, view in views.items()}, **scalars[group]}
+                # Each parameter counts by itself again.
+                state[p] = {**{name: view[number] for name, view in views.items()}, **copy.deepcopy(scalars[group])}
 
     def _load(self) -> None:
         """Take over the state that the optimizer has; worker 0 fills the tables."""
@@ -283,10 +284,7 @@ class OptimizerShards:
 
     def _twin(self) -> torch.optim.Optimizer:
         """An optimizer with the settings of this worker's last update, and no parameters."""
-        twin = copy.copy(self._optimizer)
-        twin.param_groups = [{**settings, "params": []} for settings, _ in self._before]
-        twin.state = defaultdict(dict)
-        return twin
+        return twin_of(self._optimizer, [{**settings, "params": []} for settings, _ in self._before])
 
     def _step(self, optimizer: torch.optim.Optimizer, parts: Sequence[_Part]) -> None:
         if not parts:
@@ -299,6 +297,14 @@ def _hold(optimizer: torch.optim.Optimizer, parts: Sequence[_Part]) -> None:
     """Let the groups of `optimizer` hold these parts."""
     for number, group in enumerate(optimizer.param_groups):
         group["params"] = [part.parameter for part in parts if part.group == number]
+
+
+def twin_of(optimizer: torch.optim.Optimizer, groups: list[dict[str, Any]]) -> torch.optim.Optimizer:
+    """An optimizer of the same kind with other parameters. `copy.copy` would leave out what a subclass has added."""
+    twin = object.__new__(type(optimizer))
+    twin.__dict__.update(optimizer.__dict__)
+    twin.param_groups, twin.state = groups, defaultdict(dict)
+    return twin
 
 
 def step_with(optimizer: torch.optim.Optimizer) -> None:
@@ -329,10 +335,9 @@ def _trained(
     optimizer: torch.optim.Optimizer, weights: list[torch.Tensor], steps: list[list[torch.Tensor]]
 ) -> torch.Tensor:
     """The weights after some steps of an optimizer of this kind and settings."""
-    twin = copy.copy(optimizer)
     parameters = [nn.Parameter(weight) for weight in weights]
     settings = {k: v for k, v in optimizer.param_groups[0].items() if k != "params"}
-    twin.param_groups, twin.state = [{**settings, "params": parameters}], defaultdict(dict)
+    twin = twin_of(optimizer, [{**settings, "params": parameters}])
     for gradients in steps:
         for p, gradient in zip(parameters, gradients, strict=True):
             p.grad = gradient

@@ -134,6 +134,10 @@ def test_three_workers_do_what_one_does_and_their_state_is_the_same(name):
     for shards, optimizer in zip(workers.shards, workers.optimizers, strict=True):
         with shards.whole():
             assert_same_state(optimizer.state_dict(), state)
+            counts = [
+                state["step"] for state in optimizer.state.values() if isinstance(state.get("step"), torch.Tensor)
+            ]
+            assert len({count.data_ptr() for count in counts}) == len(counts), "each parameter counts by itself"
     workers.step(4)
     torch.testing.assert_close(workers.memory, by_one(MAKERS[name], 4)[0])
 
