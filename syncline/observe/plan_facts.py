@@ -26,6 +26,8 @@ class PlanFacts:
     total_steps: int = 0
     is_cut_short: bool = False
     notes: tuple[str, ...] = ()
+    layout: str = ""
+    """Empty for the usual one, in which each worker holds all."""
 
     def name_of(self, worker_id: int) -> str:
         """`worker 1` or `server 0`: parameter servers are numbered after the workers."""
@@ -49,6 +51,7 @@ class PlanFacts:
             steps_per_epoch=steps_per_epoch,
             total_steps=total_steps,
             is_cut_short=is_cut_short,
+            layout=layout if (layout := clean(str(plan.get("layout") or ""))) != "replicated" else "",
             notes=tuple(map(str, notes)) if isinstance(notes := plan.get("notes"), list | tuple) else (),
         )
 

@@ -198,7 +198,7 @@ def _facts(facts: dict[str, str]) -> str:
 
 def _differing(runs: Sequence[RunRecord]) -> list[str]:
     """The settings in which the runs differ."""
-    keys = ("model", "data", "strategy", "workers", "batch", "epochs", "seed", "precision", "memory_format")
+    keys = ("model", "data", "strategy", "layout", "workers", "batch", "epochs", "seed", "precision", "memory_format")
     return [key for key in keys if len({_setting(run, key) for run in runs}) > 1]
 
 
