@@ -61,23 +61,19 @@ class Sharded(Layout):
 
     def check(self, strategy: str, method: Method, run: RunConditions, *, has_memory_limit: bool = False) -> None:
         if has_memory_limit:
-            raise self._refusal(
-                "--memory-limit measures steps that hold all gradients. Use --accumulate for smaller micro-batches",
-                "memory-limit",
-            )
+            why = "--memory-limit measures steps that hold all gradients"
+            raise self._refusal(why, "memory-limit", "--accumulate for smaller micro-batches")
         if run.is_own_loop:
-            raise self._refusal("a user's own loop has its optimizer outside of Syncline", "own-loop")
+            raise self._refusal("a script steps with its own optimizer, which holds whole parameters", "own-loop")
         if not method.sums_exact_gradients:
-            raise self._refusal(
-                f"all workers hold one model together, and {strategy} works between several. Use --strategy allreduce",
-                "strategy",
-            )
+            why = f"all workers hold one model together, and {strategy} works between several"
+            raise self._refusal(why, "strategy", "--strategy allreduce")
         if run.workers > 1 and (run.hosts > 1 or not run.shares_memory):
-            raise self._refusal("its workers must share memory: CPU workers on one host", "no-shared-memory")
+            raise self._refusal("its workers must be on one host, on CPUs, and share memory", "no-shared-memory")
 
-    def _refusal(self, why: str, reason: str) -> ConfigError:
+    def _refusal(self, why: str, reason: str, instead: str = "") -> ConfigError:
         return ConfigError(
-            f"--layout sharded is not possible: {why}, or use --layout replicated.",
+            f"--layout sharded is not possible: {why}. Use {f'{instead}, or ' if instead else ''}--layout replicated.",
             code="layout",
             layout=self.name,
             reason=reason,
