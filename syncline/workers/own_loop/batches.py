@@ -184,7 +184,7 @@ class PreparedBatches(NumberedBatches):
     def _divided(self) -> Iterator[Any]:
         """Each worker's part of every batch. The results of one that fails are gone: others do its part again."""
         session = self._training.session
-        holders = self._training.progress.holders
+        holders = self._numbers.holders()
         read = self._stream_reader() if self._is_stream else self._index_reader(len(holders))
         division: Division | None = Division(holders)
         is_wanted = self._is_counted()

@@ -53,6 +53,15 @@ class Numbers:
             "is of one worker's part. Use worker.sum, worker.mean or worker.gather, or do not prepare that DataLoader."
         )
 
+    def holders(self) -> tuple[int, ...]:
+        """The worker_ids among which an evaluation is divided.
+
+        On record, like the results of exchanges: a replacement that repeats the evaluation has an assignment of its own
+        by then, and would otherwise divide it among others than the workers that have done it.
+        """
+        found: list[int] = self._exchange(lambda: list(self._training.progress.holders))
+        return tuple(found)
+
     def members(self) -> list[int]:
         """The worker_ids that have come here; after a failure, those that are left."""
         session = self._training.session

@@ -255,9 +255,15 @@ def test_the_contenders_of_the_startup_suite_take_the_same_first_step(tmp_path: 
 
 @pytest.mark.slow
 def test_torchrun_reports_its_first_step(tmp_path: Path) -> None:
-    took = processes.time_to_first_step(
-        startup._torchrun(), environment=startup.environment(), folder=tmp_path, timeout_s=120
-    )
+    for attempt in range(3):
+        try:
+            took = processes.time_to_first_step(
+                startup._torchrun(), environment=startup.environment(), folder=tmp_path, timeout_s=120
+            )
+            break
+        except SynclineError as error:  # torch's own teardown aborts now and then, after the step was reported
+            if attempt == 2 or "SIGABRT" not in str(error):
+                raise
     assert took > 0
 
 
