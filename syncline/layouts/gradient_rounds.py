@@ -68,7 +68,7 @@ class GradientRounds:
         self._begin()
 
     def close(self) -> None:
-        """Sum nothing any more."""
+        """Remove the hooks from the parameters: nothing is summed any more."""
         for hook in self._hooks:
             hook.remove()
         self._hooks.clear()
