@@ -1,4 +1,4 @@
-"""`--layout sharded`: the same result as when each worker holds all, whoever is killed; checkpoints know no layout."""
+"""`--layout sharded`: the same result as when each worker holds all, also after kills; checkpoints know no layout."""
 
 from __future__ import annotations
 
@@ -82,7 +82,7 @@ def assert_same_optimizer(actual: dict[str, Any], expected: dict[str, Any]) -> N
                 torch.testing.assert_close(actual["state"][number][name], value, rtol=1e-3, atol=1e-6)
 
 
-def test_with_replacements_the_result_is_the_same_to_the_bit_whoever_is_killed(tmp_path):
+def test_with_replacements_the_result_is_the_same_to_the_bit_after_kills(tmp_path):
     whole = train(tmp_path / "whole", SignalAt(norm_net(), [], tmp_path / "none"))
     kills = [(3, 0), (6, 1), (9, 2), (11, 0)]
     model = SignalAt(norm_net(), kills, tmp_path / "k")
