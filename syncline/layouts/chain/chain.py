@@ -79,6 +79,10 @@ class Chain:
         program = self._programs[training]
         return tuple(program.values[n] for n in program.crossing(self._starts[training][boundary]))
 
+    def crossing_numbers(self, boundary: int) -> tuple[int, ...]:
+        """Numbers of the tensors that cross in training. One that passes several boundaries has the same at all."""
+        return self._programs[True].crossing(self._starts[True][boundary])
+
     def section(self, low: int, high: int, *, training: bool) -> Section:
         """What a stage does in this mode."""
         starts = self._starts[training]

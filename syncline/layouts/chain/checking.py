@@ -16,6 +16,7 @@ from torch import Tensor, nn
 from syncline.errors import ConfigError
 from syncline.layouts.chain.chain import Chain
 from syncline.layouts.chain.parts import leaves_of
+from syncline.layouts.chain.program import received
 from syncline.layouts.chain.untouched import buffers_of, rows, set_buffers, untouched
 
 _SIZES = (5, 1)
@@ -38,9 +39,9 @@ def check_chain(chain: Chain, example: Sequence[Tensor]) -> None:
 def _refusal(chain: Chain, difference: str, size: int, *, mode: bool) -> ConfigError:
     kind = type(chain.model).__name__
     return ConfigError(
-        f"The model {kind} cannot be cut into pipeline stages: the stages, one after another, have another {difference} "
-        f"than the model for {size} samples in {'training' if mode else 'evaluation'}. Its forward pass depends on "
-        "values or on the batch size in a way that cannot be followed, or changes the model. Write it as an "
+        f"The model {kind} cannot be cut into pipeline stages: the stages, one after another, have another "
+        f"{difference} than the model for {size} samples in {'training' if mode else 'evaluation'}. Its "
+        "forward pass depends on values or on the batch size in a way that cannot be followed, or changes the model. Write it as an "
         "nn.Sequential of its blocks, or add a method pipeline_units() that returns the modules to run one after "
         "another, or use --layout replicated.",
         code="layout", layout="pipeline", reason="differs", model=kind, difference=difference, samples=size,
@@ -110,10 +111,7 @@ def _chain_pass(chain: Chain, inputs: Sequence[Tensor]) -> list[tuple[str, Any]]
     for low in range(len(chain)):
         if low:
             crossing = chain.crossing(low, training=chain.model.training)
-            taken = tuple(
-                c.unpacked(c.packed(t).clone()).requires_grad_(t.requires_grad)
-                for c, t in zip(crossing, passes[-1][1], strict=True)
-            )
+            taken = received(crossing, passes[-1][1])
         passes.append((taken, chain.stage(low, low + 1)(*taken)))
     (output,) = passes[-1][1]
     leaves = leaves_of(output)

@@ -64,6 +64,7 @@ class Use(Part):
         yield self.number
 
     def merged(self, other: Part, sizes: tuple[int, int]) -> Part:
+        del sizes
         if self != other:
             raise Mismatch("which results an operation takes depends on the batch size")
         return self
@@ -86,6 +87,7 @@ class Held(Part):
         yield self
 
     def merged(self, other: Part, sizes: tuple[int, int]) -> Part:
+        del sizes
         if not isinstance(other, Held) or other.name != self.name:
             raise Mismatch("which parameters an operation takes depends on the batch size")
         return self
@@ -136,6 +138,7 @@ class Sized(Part):
         return self.slope * samples + self.offset
 
     def merged(self, other: Part, sizes: tuple[int, int]) -> Part:
+        del other, sizes
         raise AssertionError("a recording has numbers, not lines")
 
 

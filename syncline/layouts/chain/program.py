@@ -53,6 +53,14 @@ class Crossing:
         return packed.permute(inverse)
 
 
+def received(crossing: Sequence[Crossing], values: Sequence[Tensor]) -> tuple[Tensor, ...]:
+    """What the next stage gets if these values are sent to it: copies, at which its own backward pass ends."""
+    return tuple(
+        c.unpacked(c.packed(value).clone()).requires_grad_(value.requires_grad)
+        for c, value in zip(crossing, values, strict=True)
+    )
+
+
 class Program:
     """What a model does with a batch, in training or in evaluation."""
 

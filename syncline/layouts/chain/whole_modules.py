@@ -73,11 +73,6 @@ def _has_layers(module: nn.Module) -> bool:
 
 def _lists_blocks(module: nn.Module) -> bool:
     """Whether there is a container inside with several blocks of one class."""
-    lists = [child for child in module.modules() if isinstance(child, _LISTS)]
-    return any(
-        max(Counter(type(c) for c in one if _has_layers(c)).values(), default=0) > 1 for one in map(_list, lists)
-    )
-
-
-def _list(container: nn.Module) -> list[nn.Module]:
-    return list(container.children())
+    lists = [inner for inner in module.modules() if isinstance(inner, _LISTS)]
+    kinds = [Counter(type(child) for child in one.children() if _has_layers(child)) for one in lists]
+    return any(count > 1 for kind in kinds for count in kind.values())
