@@ -14,6 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from syncline.compute.backward import seeded
 from syncline.compute.recompute import is_recomputed
 from syncline.layouts.chain.chain import Chain, Stage
 from syncline.layouts.chain.parts import leaves_of
@@ -117,7 +118,7 @@ class _Passes:
             if pairs and (wanted or self._trained[number]):
                 ends, grads = zip(*pairs, strict=True)
                 inputs = [*wanted, *self._trained[number]]
-                found = torch.autograd.grad(ends, inputs, grads, allow_unused=True)
+                found = torch.autograd.grad(seeded(ends, grads), inputs, allow_unused=True)
             seconds[number] = self._now() - began
             gradients = iter(found)
             seeds = [next(gradients) if t.requires_grad else None for t in taken[number]]

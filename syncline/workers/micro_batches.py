@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import asdict
 
+import torch
 from torch.nn.modules.batchnorm import _BatchNorm
 
 from syncline.compute.batch_norm import has_global_batch_norm
@@ -40,10 +41,11 @@ class MicroBatches:
         plan = self._session.plan
         self._count, self.at_once = plan.accumulate, BLOCK
         self._must_be_equal = has_global_batch_norm(replica.model)
+        self._model = replica.model
         limit = plan.memory_limit_bytes
         if limit is None:
             return
-        share = -(-plan.batch // plan.size)
+        share = -(-plan.batch // self._session.grid.shares)
         self._use = agree_on_use(self._session.collective, self._use, lambda: self._measure(replica, share, limit))
         found = pieces_within(limit, self._use, share, plan.accumulate)
         self._count, self.at_once = found.count, min(BLOCK, found.samples)
@@ -51,9 +53,18 @@ class MicroBatches:
 
     def of(self, share: Share) -> int:
         """The number for `share`. With global batch norm all workers have the same number, and none of them empty."""
+        if self._session.layout.pipeline is not None:
+            return self.in_pipeline(len(share.indices), self._model)
         if self._count == 1 or not self._must_be_equal:
             return self._count
-        return min(self._count, max(1, share.batch // self._session.plan.size))
+        return min(self._count, max(1, share.batch // self._session.grid.shares))
+
+    def in_pipeline(self, samples: int, model: torch.nn.Module) -> int:
+        """The number for so many samples of `model` in a pipeline; batch norm needs all of them at once."""
+        pipeline = self._session.layout.pipeline
+        if pipeline is None:
+            return 1
+        return pipeline.micro_batches_of(samples, is_whole=any(isinstance(m, _BatchNorm) for m in model.modules()))
 
     def _measure(self, replica: Replica, share: int, limit_bytes: int) -> MemoryUse:
         collective = self._session.collective

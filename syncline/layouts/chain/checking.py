@@ -13,6 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from syncline.compute.backward import seeded
 from syncline.errors import ConfigError
 from syncline.layouts.chain.chain import Chain
 from syncline.layouts.chain.parts import leaves_of
@@ -41,9 +42,9 @@ def _refusal(chain: Chain, difference: str, size: int, *, mode: bool) -> ConfigE
     return ConfigError(
         f"The model {kind} cannot be cut into pipeline stages: the stages, one after another, have another "
         f"{difference} than the model for {size} samples in {'training' if mode else 'evaluation'}. Its "
-        "forward pass depends on values or on the batch size in a way that cannot be followed, or changes the model. Write it as an "
-        "nn.Sequential of its blocks, or add a method pipeline_units() that returns the modules to run one after "
-        "another, or use --layout replicated.",
+        "forward pass depends on values or on the batch size in a way that cannot be followed, or changes the model. "
+        "Write it as an nn.Sequential of its blocks, or add a method pipeline_units() that returns the modules to run "
+        "one after another, or use --layout replicated.",
         code="layout", layout="pipeline", reason="differs", model=kind, difference=difference, samples=size,
         is_training=mode, nearest="replicated",
     )  # fmt: skip
@@ -100,7 +101,7 @@ def _model_pass(model: nn.Module, inputs: Sequence[Tensor]) -> list[tuple[str, A
     gradients: Sequence[Any] = [None] * len(trained)
     if ends and trained:
         seeds = [_seed(end) for end in ends]
-        gradients = torch.autograd.grad(ends, [p for _, p in trained], seeds, allow_unused=True)
+        gradients = torch.autograd.grad(seeded(ends, seeds), [p for _, p in trained], allow_unused=True)
     return _results(leaves, trained, gradients)
 
 
@@ -125,7 +126,7 @@ def _chain_pass(chain: Chain, inputs: Sequence[Tensor]) -> list[tuple[str, Any]]
         wanted = [t for t in taken if t.requires_grad]
         found: Sequence[Any] = [None] * (len(mine) + len(wanted))
         if ends and found:
-            found = torch.autograd.grad(ends, [*(p for _, p in mine), *wanted], seeds, allow_unused=True)
+            found = torch.autograd.grad(seeded(ends, seeds), [*(p for _, p in mine), *wanted], allow_unused=True)
         for (name, _), gradient in zip(mine, found, strict=False):
             if gradient is not None:
                 sums[name] = gradient if name not in sums else sums[name] + gradient
