@@ -58,7 +58,7 @@ class StagedModel:
         ]
 
     def owned(self, parameters: Sequence[nn.Parameter]) -> list[list[int]]:
-        """Of each stage, the parameters that it updates: the first stage that uses one does, or stage 0 if none does."""
+        """Of each stage, the parameters that it updates: those that it is the first to use, stage 0 the unused too."""
         users = self.users()
         owners = [next((s for s, used in enumerate(users) if id(p) in used), 0) for p in parameters]
         return [[n for n, owner in enumerate(owners) if owner == stage] for stage in range(self.stages)]

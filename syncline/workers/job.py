@@ -35,7 +35,7 @@ from syncline.workers.forward import check_trainable, checked_loss, inputs_and_t
 from syncline.workers.loss_tally import Local, LossTally
 from syncline.workers.micro_batches import MicroBatches
 from syncline.workers.session import Session
-from syncline.workers.spreading import Spreader
+from syncline.workers.spreading import Spreader, pipeline_micro_batches
 from syncline.workers.stages import Stages
 from syncline.workers.stepper import Stepper
 from syncline.workers.train_state import Parts, TrainState
@@ -233,8 +233,8 @@ class Job:
     def _spread_out(self) -> Spread | None:
         """How the model is spread over the members, if they do not hold it whole."""
         session, source, count = self.session, self.train_source, self.stepper.progress.order.count
-        samples = min(-(-self.plan.batch // session.grid.shares), count)
-        pieces = self._micro_batches.in_pipeline(samples, self.state.model)
+        samples, pipeline = min(-(-self.plan.batch // session.grid.shares), count), session.layout.pipeline
+        pieces = 1 if pipeline is None else pipeline_micro_batches(pipeline, samples, self.state.model)
 
         def example(samples: int) -> Any:
             return self.to_device(source.fetch(np.arange(min(max(2, samples), count))))

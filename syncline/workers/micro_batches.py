@@ -10,7 +10,6 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import asdict
 
-import torch
 from torch.nn.modules.batchnorm import _BatchNorm
 
 from syncline.compute.batch_norm import has_global_batch_norm
@@ -20,6 +19,7 @@ from syncline.data.order import Share
 from syncline.strategies.exchange import Replica
 from syncline.telemetry.events import InfoMessage
 from syncline.workers.session import Session
+from syncline.workers.spreading import pipeline_micro_batches
 
 BLOCK = 256
 """How many samples are evaluated at once, if memory allows."""
@@ -54,17 +54,10 @@ class MicroBatches:
     def of(self, share: Share) -> int:
         """The number for `share`. With global batch norm all workers have the same number, and none of them empty."""
         if self._session.layout.pipeline is not None:
-            return self.in_pipeline(len(share.indices), self._model)
+            return pipeline_micro_batches(self._session.layout.pipeline, len(share.indices), self._model)
         if self._count == 1 or not self._must_be_equal:
             return self._count
         return min(self._count, max(1, share.batch // self._session.grid.shares))
-
-    def in_pipeline(self, samples: int, model: torch.nn.Module) -> int:
-        """The number for so many samples of `model` in a pipeline; batch norm needs all of them at once."""
-        pipeline = self._session.layout.pipeline
-        if pipeline is None:
-            return 1
-        return pipeline.micro_batches_of(samples, is_whole=any(isinstance(m, _BatchNorm) for m in model.modules()))
 
     def _measure(self, replica: Replica, share: int, limit_bytes: int) -> MemoryUse:
         collective = self._session.collective

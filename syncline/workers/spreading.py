@@ -1,9 +1,9 @@
 """Deciding how the model is spread over the members of a View.
 
-Here: `Spreader`, which all members use together, with the same result but for their ranks. A pipeline is cut where the
-measured costs of its layers say. They are measured once: a new member takes over what the others have measured, so that
-recovery does not wait for it. Not here: what layouts there are (`layouts/`), and moving the model to where it is shared
-(`layouts/shared_model.py`).
+Here: `Spreader`, which all members use together, with the same result but for their ranks, and `describe_spread`, for
+`syncline explain`. A pipeline is cut where the measured costs of its layers say. They are measured once: a new member
+takes over what the others have measured, so that recovery does not wait for it. Not here: what layouts there are
+(`layouts/`), and moving the model to where it is shared (`layouts/shared_model.py`).
 """
 
 from __future__ import annotations
@@ -13,21 +13,25 @@ import statistics
 from collections.abc import Callable, Sequence
 from typing import Any
 
+import numpy as np
 import torch
+from torch.nn.modules.batchnorm import _BatchNorm
 
 from syncline.comms.serialize import dump_state, load_state
 from syncline.errors import ConfigError
 from syncline.layouts.chain.chain import Chain
 from syncline.layouts.chain.tracing import trace_chain
 from syncline.layouts.cut import Cut, UnitCost, best_cut, check_stage_count, cut_at
-from syncline.layouts.layout import Layout
+from syncline.layouts.layout import Layout, read_layout
 from syncline.layouts.pipeline import Pipeline
 from syncline.layouts.spread import Spread
 from syncline.layouts.stage_costs import measure_costs
 from syncline.layouts.stage_runner import StagedModel
 from syncline.models.declared.network import penalty_of
+from syncline.planning.plan import Plan
+from syncline.task import Task
 from syncline.telemetry.events import InfoMessage
-from syncline.workers.build import Loss
+from syncline.workers.build import Loss, build_loss, build_model, build_sources
 from syncline.workers.forward import inputs_and_target, is_classification
 from syncline.workers.session import Session
 from syncline.workers.stages import is_staged
@@ -150,3 +154,27 @@ def _is_classification(model: torch.nn.Module, inputs: tuple[Any, ...], target: 
         output = model(*inputs)
     model.train(was_training)
     return is_classification(output, target)
+
+
+def describe_spread(task: Task, plan: Plan) -> list[str]:
+    """For `syncline explain`: which layers go where, measured on this machine; nothing if each worker holds all."""
+    layout = read_layout(plan.layout)
+    grid = layout.grid(plan.size)
+    if layout.pipeline is None or grid.stages == 1:
+        return []
+    source, _ = build_sources(task, plan.seed)
+    model = build_model(task, source, plan.seed).train()
+    check_can_be_spread(model, layout)
+    samples = min(-(-plan.batch // grid.shares), len(source))
+    count = pipeline_micro_batches(layout.pipeline, samples, model)
+    inputs, target = inputs_and_target(source.fetch(np.arange(max(2, -(-samples // count)))))
+    loss = build_loss(task.loss)  # type: ignore[arg-type]  # Task.with_defaults has filled it in
+    chain = trace_chain(model, inputs)
+    check_stage_count(grid.stages, len(chain))
+    costs = measure_costs(chain, inputs, loss=lambda output: loss(output, target), seconds=_MEASURED_S)
+    return cut_of(layout.pipeline, costs, grid.stages, micro_batches=count).describe()
+
+
+def pipeline_micro_batches(pipeline: Pipeline, samples: int, model: torch.nn.Module) -> int:
+    """Into how many micro-batches a pipeline divides so many samples; batch norm needs all of them at once."""
+    return pipeline.micro_batches_of(samples, is_whole=any(isinstance(m, _BatchNorm) for m in model.modules()))
