@@ -217,14 +217,18 @@ def _endings(name: str) -> list[str]:
     return [".".join(words[first:]) for first in range(len(words))]
 
 
-def check_stage_count(stages: int, units: int) -> None:
-    """`ConfigError` if a chain of so many units cannot be cut into so many stages."""
+def check_stage_count(stages: int, units: int, kept_whole: Mapping[str, str] | None = None) -> None:
+    """`ConfigError` if a chain of so many units cannot be cut into so many stages.
+
+    `kept_whole` tells of modules that could not be taken apart, and why.
+    """
     if stages < 1:
         raise ConfigError.for_setting("stages", stages, "1 or more")
     if stages > units:
+        reasons = [f" {name} is not taken apart, because {why}." for name, why in (kept_whole or {}).items()]
         raise ConfigError(
             f"The model has {plural(units, 'unit')} that can be a stage, so it cannot be cut into {stages} stages. Use "
-            f"{units} or fewer.",
+            f"{units} or fewer.{''.join(reasons)}",
             code="layout", layout="pipeline", reason="too-many-stages", stages=stages, possible=units,
         )  # fmt: skip
 

@@ -242,6 +242,8 @@ def _with_purity(steps: Sequence[Step]) -> list[Step]:
 
 
 def _crossing(first: Tensor, second: Tensor, sizes: tuple[int, int]) -> Crossing:
+    if first.dim() != second.dim():
+        raise Untraceable("", "the number of dimensions of a tensor depends on the batch size")
     shape = tuple(Sized.through(sizes, (a, b)) for a, b in zip(first.shape, second.shape, strict=True))
     strides = second.stride()
     order = tuple(sorted(range(second.dim()), key=lambda dim: -strides[dim]))
