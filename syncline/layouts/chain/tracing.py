@@ -113,7 +113,7 @@ def _chain(model: nn.Module, programs: dict[bool, Program], whole: WholeModules)
         steps = [
             program.steps[n]
             for mode, program in programs.items()
-            for n in program.needed(cuts[mode][number], cuts[mode][number + 1])
+            for n in program.needed(cuts[mode][number], cuts[mode][number + 1], is_last=number == len(units) - 1)
         ]
         made.append(Unit(names[low] if names else "model", model, tuple(steps)))
     return Chain(model, made, programs, cuts, whole.reasons)

@@ -15,14 +15,7 @@ from syncline.layouts.cut import UnitCost, best_cut, check_stage_count, cut_at, 
 from syncline.layouts.stage_costs import measure_costs
 from syncline.models import zoo
 
-
-@pytest.fixture(autouse=True)
-def _one_thread():
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    torch.manual_seed(7)
-    yield
-    torch.set_num_threads(threads)
+pytestmark = pytest.mark.usefixtures("one_thread")
 
 
 def units(*seconds: float, names: str = "model.h.{}") -> list[UnitCost]:
