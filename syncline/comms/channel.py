@@ -65,9 +65,16 @@ class Channel:
     def bytes_needed(slots: int, slot_bytes: int) -> int:
         return 2 * LINE_BYTES + slots * slot_bytes
 
-    def send(self, tensors: Sequence[torch.Tensor | None]) -> None:
-        """Send these tensors; `PeerFailed` if the other side fails while all slots are full."""
-        found = [None if t is None else (_name(t.dtype), list(t.shape), t.requires_grad) for t in tensors]
+    def send(self, tensors: Sequence[torch.Tensor | None], needs_gradient: Sequence[bool] | None = None) -> None:
+        """Send these tensors; `PeerFailed` if the other side fails while all slots are full.
+
+        `needs_gradient` says which of them need a gradient on the other side, by default those that do on this one.
+        """
+        needed = needs_gradient or [t is not None and t.requires_grad for t in tensors]
+        found = [
+            None if t is None else (_name(t.dtype), list(t.shape), need)
+            for t, need in zip(tensors, needed, strict=True)
+        ]
         header = msgspec.msgpack.encode(_Header(found))
         parts = [np.frombuffer(len(header).to_bytes(8, "little") + header, dtype=np.uint8)]
         parts += [_as_bytes(t) for t in tensors if t is not None and t.numel()]

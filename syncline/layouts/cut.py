@@ -152,9 +152,9 @@ def best_cut(
     """
     predicted = _Prediction(costs, stages, speeds, micro_batches, link or Link(), optimizer_state)
     limit = math.inf if memory_limit is None else memory_limit
-    # A search that keeps one path per unit gives a bound, with which the exact search leaves out most paths.
-    rough = _search(predicted, limit, math.inf, keeps_all=False)
-    exact = _search(predicted, limit, rough[0] * (1 + 1e-12) if rough else math.inf, keeps_all=True)
+    # A search that keeps a few paths per unit gives a bound, with which the exact search leaves out most paths.
+    rough = _search(predicted, limit, math.inf, width=4)
+    exact = _search(predicted, limit, rough[0] * (1 + 1e-12) if rough else math.inf)
     if exact is None:
         raise _too_large(predicted, limit)
     return predicted.cut(exact[1])
@@ -217,14 +217,18 @@ def _endings(name: str) -> list[str]:
     return [".".join(words[first:]) for first in range(len(words))]
 
 
-def check_stage_count(stages: int, units: int) -> None:
-    """`ConfigError` if a chain of so many units cannot be cut into so many stages."""
+def check_stage_count(stages: int, units: int, kept_whole: Mapping[str, str] | None = None) -> None:
+    """`ConfigError` if a chain of so many units cannot be cut into so many stages.
+
+    `kept_whole` tells of modules that could not be taken apart, and why.
+    """
     if stages < 1:
         raise ConfigError.for_setting("stages", stages, "1 or more")
     if stages > units:
+        reasons = [f" {name} is not taken apart, because {why}." for name, why in (kept_whole or {}).items()]
         raise ConfigError(
             f"The model has {plural(units, 'unit')} that can be a stage, so it cannot be cut into {stages} stages. Use "
-            f"{units} or fewer.",
+            f"{units} or fewer.{''.join(reasons)}",
             code="layout", layout="pipeline", reason="too-many-stages", stages=stages, possible=units,
         )  # fmt: skip
 
@@ -255,11 +259,23 @@ class _Prediction:
             link.seconds(cost.returned_bytes * cost.samples) * (n < last) for n, cost in enumerate(costs)
         ]
         self._state = optimizer_state
+        self._capacity = [sum(self._speeds[stage:]) for stage in range(stages)]
+        self._fastest = [max(self._speeds[stage:]) for stage in range(stages)]
 
     def time(self, stage: int, low: int, high: int) -> float:
         """Forward, backward, sending activations on and gradients back, for one micro-batch."""
-        work = (self._seconds[high] - self._seconds[low]) / self._speeds[stage]
-        return work + self._sending[high - 1] + (self._returning[low - 1] if low else 0.0)
+        return self.work(stage, low, high) + self._sending[high - 1] + (self._returning[low - 1] if low else 0.0)
+
+    def work(self, stage: int, low: int, high: int) -> float:
+        """Forward and backward, for one micro-batch."""
+        return (self._seconds[high] - self._seconds[low]) / self._speeds[stage]
+
+    def least(self, stage: int, low: int) -> tuple[float, float]:
+        """What the stages from this one on, which begin with unit `low`, cannot undercut: the slowest, and the sum."""
+        if stage == self.stages:
+            return 0.0, 0.0
+        work = self._seconds[-1] - self._seconds[low]
+        return work / self._capacity[stage], work / self._fastest[stage]
 
     def memory(self, stage: int, low: int, high: int) -> int:
         """What the worker of this stage holds."""
@@ -299,42 +315,45 @@ _Path = tuple[float, float, tuple[int, ...]]
 
 
 def _search(
-    predicted: _Prediction, limit: float, bound: float, *, keeps_all: bool
+    predicted: _Prediction, limit: float, bound: float, *, width: int | None = None
 ) -> tuple[float, tuple[int, ...]] | None:
     """The shortest step and its edges, among those within the limit of memory and the bound of time.
 
     Dynamic programming over stages. Of two paths to the same unit, one can be left out if it has both the slower
-    slowest stage and the larger sum; without `keeps_all`, all but the best so far are.
+    slowest stage and the larger sum; with a `width`, no more than so many are kept.
     """
     count, batches = len(predicted.costs), predicted.micro_batches
     paths: dict[int, list[_Path]] = {0: [(0.0, 0.0, (0,))]}
     for stage in range(predicted.stages):
-        is_last = stage == predicted.stages - 1
         latest = count - (predicted.stages - stage - 1)
         reached: dict[int, list[_Path]] = {}
         for low, before in paths.items():
             memories = predicted.memories(stage, low, latest) if limit < math.inf else itertools.repeat(0)
             for high, memory in zip(range(low + 1, latest + 1), memories, strict=False):
-                if memory > limit or (is_last and high < count):
+                if batches * predicted.work(stage, low, high) > bound:
+                    break  # and longer stages have more to do
+                if memory > limit or (latest == count and high < count):
                     continue
                 seconds = predicted.time(stage, low, high)
+                least, rest = predicted.least(stage + 1, high)
                 for slowest, total, edges in before:
-                    path = (max(slowest, seconds), total + seconds, (*edges, high))
-                    if (batches - 1) * path[0] + path[1] <= bound:
-                        reached.setdefault(high, []).append(path)
-        paths = {high: _best(found, batches, keeps_all=keeps_all) for high, found in reached.items()}
+                    longest = max(slowest, seconds)
+                    if (batches - 1) * max(longest, least) + total + seconds + rest <= bound:
+                        reached.setdefault(high, []).append((longest, total + seconds, (*edges, high)))
+        paths = {
+            high: _kept(found, width, batches, predicted.least(stage + 1, high)[0]) for high, found in reached.items()
+        }
     ends = [((batches - 1) * slowest + total, edges) for slowest, total, edges in paths.get(count, [])]
     return min(ends, default=None)
 
 
-def _best(paths: list[_Path], batches: int, *, keeps_all: bool) -> list[_Path]:
-    if not keeps_all:
-        return [min(paths, key=lambda path: ((batches - 1) * path[0] + path[1], path))]
+def _kept(paths: list[_Path], width: int | None, batches: int, least: float) -> list[_Path]:
+    """The paths of which none is worse than another in both respects; of these, the most promising."""
     kept: list[_Path] = []
     for path in sorted(paths):
         if not kept or path[1] < kept[-1][1]:
             kept.append(path)
-    return kept
+    return sorted(kept, key=lambda path: (batches - 1) * max(path[0], least) + path[1])[:width]
 
 
 def _too_large(predicted: _Prediction, limit: float) -> ConfigError:

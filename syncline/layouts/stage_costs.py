@@ -91,6 +91,7 @@ class _Passes:
         """One pass: the seconds of each unit forward and backward."""
         taken, given, forward = [self._example], [], []
         for number, stage in enumerate(self._stages):
+            torch.clear_autocast_cache()  # a cast of tied weights in one unit has no graph any more for the next one
             began = self._now()
             result = stage(*taken[-1])
             ends = self._ends(result) if stage.is_last else list(result)

@@ -89,6 +89,8 @@ class StageRunner:
         assert isinstance(team, SharedMemory), "a pipeline has two workers or more, which share memory"
         self._stage, self._number, self._stages = staged.stage(number), number, staged.stages
         self._order = SCHEDULES[staged.schedule]
+        self._received = staged.chain.crossing(staged.bounds[number]) if number else ()
+        self._sent = staged.chain.crossing(staged.bounds[number + 1]) if number + 1 < staged.stages else ()
         slices = team.size // staged.stages
         me = team.rank
         routes = [(r, r + slices) for r in range(team.size - slices)]
@@ -147,15 +149,23 @@ class StageRunner:
         computing: Callable[[int], AbstractContextManager[Any]],
     ) -> tuple[list[Any], list[Any]]:
         source, target = self._before[0], self._after[0]
-        inputs = list(micro_batch.inputs) if source is None else source.receive()
+        inputs = list(micro_batch.inputs) if source is None else self._unpacked(source.receive())
         with computing(number):
             outputs = list(self._stage(*inputs))
             if target is None:
                 value = loss(number, outputs[0])
                 outputs = [value if micro_batch.fraction == 1.0 else value * micro_batch.fraction]
         if target is not None:
-            target.send(outputs)
+            packed = [c.packed(value) for c, value in zip(self._sent, outputs, strict=True)]
+            target.send(packed, [value.requires_grad for value in outputs])
         return inputs, outputs
+
+    def _unpacked(self, values: Sequence[torch.Tensor | None]) -> list[Any]:
+        """What was received, with the strides that it had where it was computed, as the ends of a backward pass."""
+        return [
+            c.unpacked(value.detach()).requires_grad_(value.requires_grad) if value is not None else None
+            for c, value in zip(self._received, values, strict=True)
+        ]
 
     def _backward(self, inputs: list[Any], outputs: list[Any]) -> None:
         source, target = self._after[1], self._before[1]

@@ -86,7 +86,7 @@ class Chain:
     def section(self, low: int, high: int, *, training: bool) -> Section:
         """What a stage does in this mode."""
         starts = self._starts[training]
-        return Section(self._programs[training], starts[low], starts[high])
+        return Section(self._programs[training], starts[low], starts[high], is_last=high == len(self))
 
 
 class Stage:

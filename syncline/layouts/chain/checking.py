@@ -7,70 +7,90 @@ cannot see: numbers that tracing froze, branches on values, results that are kep
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from syncline.compute.backward import seeded
-from syncline.errors import ConfigError
 from syncline.layouts.chain.chain import Chain
 from syncline.layouts.chain.parts import leaves_of
 from syncline.layouts.chain.program import received
-from syncline.layouts.chain.untouched import buffers_of, rows, set_buffers, untouched
+from syncline.layouts.chain.refusal import difference
+from syncline.layouts.chain.untouched import (
+    are_equal,
+    buffers_of,
+    random_states,
+    rows,
+    set_buffers,
+    set_random_states,
+    untouched,
+)
 
 _SIZES = (5, 1)
-"""The batch sizes of the check."""
+"""The batch sizes of the check; the first one is checked backward too."""
 
 
 def check_chain(chain: Chain, example: Sequence[Tensor]) -> None:
     """`ConfigError` if the chain is not the model."""
     model = chain.model
-    with untouched(model):
+    with untouched(model), _one_thread(), _no_cached_casts():
         for mode in (True, False):
             if model.training != mode:
                 model.train(mode)
             for size in _SIZES:
-                difference = _difference(chain, rows(example, size, first=1))
-                if difference is not None:
-                    raise _refusal(chain, difference, size, mode=mode)
+                with torch.set_grad_enabled(mode and size == _SIZES[0]):
+                    different = _difference(chain, rows(example, size, first=1))
+                if different is not None:
+                    raise difference(model, different, size, is_training=mode)
 
 
-def _refusal(chain: Chain, difference: str, size: int, *, mode: bool) -> ConfigError:
-    kind = type(chain.model).__name__
-    return ConfigError(
-        f"The model {kind} cannot be cut into pipeline stages: the stages, one after another, have another "
-        f"{difference} than the model for {size} samples in {'training' if mode else 'evaluation'}. Its "
-        "forward pass depends on values or on the batch size in a way that cannot be followed, or changes the model. "
-        "Write it as an nn.Sequential of its blocks, or add a method pipeline_units() that returns the modules to run "
-        "one after another, or use --layout replicated.",
-        code="layout", layout="pipeline", reason="differs", model=kind, difference=difference, samples=size,
-        is_training=mode, nearest="replicated",
-    )  # fmt: skip
+@contextmanager
+def _one_thread() -> Iterator[None]:
+    """With several, some operations add up in another order each time."""
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(threads)
+
+
+@contextmanager
+def _no_cached_casts() -> Iterator[None]:
+    """Under autocast, have each use of a tied weight cast it, as stages do: their gradients are summed uncast."""
+    was_enabled = torch.is_autocast_cache_enabled()
+    torch.clear_autocast_cache()
+    torch.set_autocast_cache_enabled(False)
+    try:
+        yield
+    finally:
+        torch.set_autocast_cache_enabled(was_enabled)
 
 
 def _difference(chain: Chain, inputs: Sequence[Tensor]) -> str | None:
     """What differs between the chain and the model; None if nothing does."""
-    model = chain.model
-    buffers, state = buffers_of(model), torch.get_rng_state()
+    model, device = chain.model, inputs[0].device
+    buffers, state = buffers_of(model), random_states(device)
     try:
         expected = _model_pass(model, inputs)
-    except (RuntimeError, ValueError) as error:
+    except (RuntimeError, ValueError):
+        if len(inputs[0]) > 1:
+            raise
         set_buffers(buffers)
-        if len(inputs[0]) == 1:  # batch normalization refuses to train on one sample
-            return None
-        raise error
-    random, changed = torch.get_rng_state(), [copy for *_, copy in buffers_of(model)]
+        return None  # batch normalization cannot train on one sample
+    changed, random = [copy for *_, copy in buffers_of(model)], random_states(device)
     set_buffers(buffers)
-    torch.set_rng_state(state)
+    set_random_states(device, state)
     found = _chain_pass(chain, inputs)
     for (name, right), (_, value) in zip(expected, found, strict=True):
         if not same_bits(right, value):
             return name
     if not all(same_bits(a, b) for a, (*_, b) in zip(changed, buffers_of(model), strict=True)):
         return "state of the buffers"
-    if not torch.equal(random, torch.get_rng_state()):
+    if not are_equal(random, random_states(device)):
         return "use of random numbers"
     set_buffers(buffers)
     return None
@@ -79,7 +99,7 @@ def _difference(chain: Chain, inputs: Sequence[Tensor]) -> str | None:
 def same_bits(first: Any, second: Any) -> bool:
     """Whether two results are equal, NaN included."""
     if not isinstance(first, Tensor) or not isinstance(second, Tensor):
-        return first is second or type(first) is type(second)
+        return first is second or (type(first) is type(second) and first == second)
     if first.shape != second.shape or first.dtype != second.dtype:
         return False
     if not first.is_floating_point():

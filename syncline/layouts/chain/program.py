@@ -111,11 +111,14 @@ class Program:
                     return index, dim, size
         return None
 
-    def needed(self, low: int, high: int) -> list[int]:
-        """The steps from `low` to `high`, and those before them that this section computes again."""
+    def needed(self, low: int, high: int, *, is_last: bool) -> list[int]:
+        """The steps from `low` to `high`, and those before them that this section computes again.
+
+        `is_last` tells whether it makes the output: units that are empty in this mode may follow the last step.
+        """
         own = [n for n in range(low, high) if not self.steps[n].is_pure]
         wanted = {number for n in own for number in self.steps[n].arguments.uses()}
-        if high == len(self.steps):
+        if is_last:
             wanted |= set(self.output.uses())
         found = set(own)
         for number in sorted(wanted & self._pure, reverse=True):
@@ -142,13 +145,13 @@ class Program:
 class Section:
     """The steps of one stage."""
 
-    def __init__(self, program: Program, low: int, high: int) -> None:
+    def __init__(self, program: Program, low: int, high: int, *, is_last: bool) -> None:
         self._program = program
         self.takes = program.crossing(low)
-        self.is_last = high == len(program.steps)
-        self.gives = () if self.is_last else program.crossing(high)
+        self.is_last = is_last
+        self.gives = () if is_last else program.crossing(high)
         self._clue = program.batch_clue(low)
-        steps = [program.steps[n] for n in program.needed(low, high)]
+        steps = [program.steps[n] for n in program.needed(low, high, is_last=is_last)]
         self._steps = list(zip(steps, self._frees(steps), strict=True))
 
     def run(self, inputs: Sequence[Tensor]) -> tuple[Any, ...]:
@@ -242,6 +245,8 @@ def _with_purity(steps: Sequence[Step]) -> list[Step]:
 
 
 def _crossing(first: Tensor, second: Tensor, sizes: tuple[int, int]) -> Crossing:
+    if first.dim() != second.dim():
+        raise Untraceable("", "the number of dimensions of a tensor depends on the batch size")
     shape = tuple(Sized.through(sizes, (a, b)) for a, b in zip(first.shape, second.shape, strict=True))
     strides = second.stride()
     order = tuple(sorted(range(second.dim()), key=lambda dim: -strides[dim]))

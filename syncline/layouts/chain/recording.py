@@ -22,6 +22,7 @@ from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
 from syncline.layouts.chain.parts import Fixed, Held, Part, Use, leaves_of, part_of
+from syncline.layouts.chain.untouched import are_equal, random_states
 
 _READERS = {
     "item", "tolist", "numpy", "__bool__", "__int__", "__float__", "__complex__", "__index__", "__array__",
@@ -101,11 +102,13 @@ class _Recorder(TorchFunctionMode):
 
     def __init__(self, model: nn.Module, inputs: Sequence[Tensor], whole: Callable[[nn.Module], bool]) -> None:
         super().__init__()
-        self._device = inputs[0].device.type
-        self.recording = Recording(len(inputs[0]), len(inputs), Context.current(self._device))
+        self._device = inputs[0].device
+        self.recording = Recording(len(inputs[0]), len(inputs), Context.current(self._device.type))
         self._whole = whole
         self._names = {module: name for name, module in model.named_modules()}
         self._held = dict(_held(model))
+        # If the model replaces a buffer, another tensor must not get the identity of the one that was there.
+        self._alive = [*model.parameters(), *model.buffers()]
         self._numbers: dict[int, int] = {}
         self._is_data: list[bool] = []
         self._scopes = [""]
@@ -140,18 +143,18 @@ class _Recorder(TorchFunctionMode):
         if not self.is_watching:
             return call(*args, **kwargs)
         versions = [tensor._version for tensor in self.recording.tensors]
-        context = Context.current(self._device)
+        context = Context.current(self._device.type)
         uses = [leaf for leaf in leaves_of((args, kwargs)) if isinstance(leaf, Tensor)]
         is_data = any(self._depends_on_data(tensor) for tensor in uses) or isinstance(target, nn.Module)
         if is_data and getattr(target, "__name__", "") in _READERS:
             raise Untraceable(self._scopes[-1], "it reads the numbers of a tensor, on which its operations may depend")
-        before = None if is_data else torch.get_rng_state()
+        before = None if is_data else random_states(self._device)
         self._is_inside = True
         try:
             result = call(*args, **kwargs)
         finally:
             self._is_inside = False
-        is_pure = before is not None and torch.equal(before, torch.get_rng_state())
+        is_pure = before is not None and are_equal(before, random_states(self._device))
         now = self.recording.tensors
         changes = frozenset(n for n, version in enumerate(versions) if now[n]._version != version)
         arguments = (args, kwargs)

@@ -24,8 +24,9 @@ from syncline.layouts.chain.chain import Chain, Unit
 from syncline.layouts.chain.checking import check_chain
 from syncline.layouts.chain.program import Program
 from syncline.layouts.chain.recording import Recording, Step, Untraceable, record
+from syncline.layouts.chain.refusal import refusal
 from syncline.layouts.chain.untouched import rows, untouched
-from syncline.layouts.chain.whole_modules import WholeModules
+from syncline.layouts.chain.whole_modules import WholeModules, has_hooks
 
 _SIZES = (2, 3)
 """The batch sizes that are recorded. One sample would be too few for batch normalization."""
@@ -38,31 +39,22 @@ def trace_chain(model: nn.Module, example: tuple[Tensor, ...]) -> Chain:
     format as in training, and again if hooks are added or if the model changes what it does.
     """
     _check_example(example)
-    forward = _forward_of(model)
-    whole = WholeModules(model)
-    with untouched(model):
-        while True:
-            try:
-                programs = {mode: _program(model, forward, example, whole, mode=mode) for mode in (True, False)}
-                break
-            except Untraceable as problem:
-                if not problem.scope or problem.scope in whole.reasons:
-                    raise refusal(model, problem.reason) from problem
-                whole.keep(problem.scope, problem.reason)
-        chain = _chain(model, programs, whole)
+    if has_hooks(model):
+        raise refusal(model, "it has hooks, which no stage would call. Register them on the modules inside")
+    named = _named_units(model)
+    forward: Callable[..., Any] = functools.partial(_run, named) if named else model
+    whole = WholeModules(model, named)
+    while True:
+        try:
+            programs = {mode: _program(model, forward, example, whole, mode=mode) for mode in (True, False)}
+            break
+        except Untraceable as problem:
+            if not problem.scope or problem.scope in whole.reasons:
+                raise refusal(model, problem.reason) from problem
+            whole.keep(problem.scope, problem.reason)
+    chain = _chain(model, programs, whole)
     check_chain(chain, example)
     return chain
-
-
-def refusal(model: nn.Module, why: str) -> ConfigError:
-    """The error for a model that cannot be cut into stages."""
-    kind = type(model).__name__
-    return ConfigError(
-        f"The model {kind} cannot be cut into pipeline stages, because {why}. Write it as an nn.Sequential of its "
-        "blocks, or add a method pipeline_units() that returns the modules to run one after another, or use --layout "
-        "replicated.",
-        code="layout", layout="pipeline", reason="untraceable", model=kind, why=why, nearest="replicated",
-    )  # fmt: skip
 
 
 def _check_example(example: Sequence[Tensor]) -> None:
@@ -76,26 +68,26 @@ def _check_example(example: Sequence[Tensor]) -> None:
 def _program(
     model: nn.Module, forward: Callable[..., Any], example: Sequence[Tensor], whole: WholeModules, *, mode: bool
 ) -> Program:
-    if model.training != mode:  # modules that were set to evaluation one by one stay so in training
-        model.train(mode)
-
     def recording(samples: int) -> Recording:
         return record(model, forward, rows(example, samples), whole)
 
-    forward(*rows(example, _SIZES[0]))  # what modules make in their first pass and keep is there from now on
-    return Program(recording(_SIZES[0]), recording(_SIZES[1]))
+    with untouched(model):
+        if model.training != mode:  # modules that were set to evaluation one by one stay so in training
+            model.train(mode)
+        forward(*rows(example, _SIZES[0]))  # what modules make in their first pass and keep is there from now on
+        return Program(recording(_SIZES[0]), recording(_SIZES[1]))
 
 
-def _forward_of(model: nn.Module) -> Callable[..., Any]:
-    """The forward pass: the model, or the units that it names."""
+def _named_units(model: nn.Module) -> list[nn.Module]:
+    """The units that the model names itself; empty if it names none."""
     named = getattr(model, "pipeline_units", None)
     if named is None:
-        return model
+        return []
     units = list(named())
     mine = set(model.modules())
     if not units or not all(isinstance(unit, nn.Module) and unit in mine for unit in units):
         raise refusal(model, "its pipeline_units() must return a list of modules that belong to it")
-    return functools.partial(_run, units)
+    return units
 
 
 def _run(units: Sequence[nn.Module], *inputs: Any) -> Any:
@@ -121,7 +113,7 @@ def _chain(model: nn.Module, programs: dict[bool, Program], whole: WholeModules)
         steps = [
             program.steps[n]
             for mode, program in programs.items()
-            for n in program.needed(cuts[mode][number], cuts[mode][number + 1])
+            for n in program.needed(cuts[mode][number], cuts[mode][number + 1], is_last=number == len(units) - 1)
         ]
         made.append(Unit(names[low] if names else "model", model, tuple(steps)))
     return Chain(model, made, programs, cuts, whole.reasons)

@@ -40,6 +40,24 @@ def set_buffers(saved: Sequence[tuple[nn.Module, str, Tensor, Tensor]]) -> None:
         module._buffers[name] = buffer
 
 
+def random_states(device: torch.device) -> list[Tensor]:
+    """The states of the generators from which a model on this device draws random numbers."""
+    states = [torch.get_rng_state()]
+    return states if device.type == "cpu" else [*states, torch.get_device_module(device).get_rng_state(device)]
+
+
+def set_random_states(device: torch.device, states: Sequence[Tensor]) -> None:
+    """Go back to these states."""
+    torch.set_rng_state(states[0])
+    if device.type != "cpu":
+        torch.get_device_module(device).set_rng_state(states[1], device)
+
+
+def are_equal(first: Sequence[Tensor], second: Sequence[Tensor]) -> bool:
+    """Whether two lists of states are the same."""
+    return all(torch.equal(a, b) for a, b in zip(first, second, strict=True))
+
+
 def rows(tensors: Sequence[Tensor], samples: int, *, first: int = 0) -> tuple[Tensor, ...]:
     """So many samples of a batch, as often as needed."""
     return tuple(t.index_select(0, (torch.arange(samples, device=t.device) + first) % len(t)) for t in tensors)

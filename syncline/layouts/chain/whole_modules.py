@@ -1,4 +1,4 @@
-"""Which modules of a model are kept whole when it is cut.
+"""Which modules of a model are kept whole when it is cut, unless the model names its units itself.
 
 A module is kept whole if it is a layer of torch, if it has hooks or its forward function was replaced on the instance,
 or if it is a block: one of several siblings of one class with layers inside, such as the residual blocks of a ResNet or
@@ -9,7 +9,7 @@ the layers of a transformer. A block that itself lists blocks in a container is 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 from torch import nn
 from torch.nn.utils.parametrize import is_parametrized
@@ -23,9 +23,9 @@ _OPEN = (*_LISTS, nn.Transformer, nn.TransformerEncoder, nn.TransformerDecoder)
 class WholeModules:
     """The modules of one model that are kept whole, and why, if they had to be."""
 
-    def __init__(self, model: nn.Module) -> None:
+    def __init__(self, model: nn.Module, units: Sequence[nn.Module] = ()) -> None:
         self._model = model
-        self._blocks = set(_blocks(model))
+        self._blocks = set(units or _blocks(model))
         self.reasons: dict[str, str] = {}
         """Why modules are kept whole that would have been opened, by name."""
 
@@ -46,12 +46,13 @@ class WholeModules:
 def _can_be_opened(module: nn.Module) -> bool:
     if not any(True for _ in module.children()) or is_parametrized(module) or is_recomputed(module):
         return False
-    if "forward" in vars(module) or _has_hooks(module):
+    if "forward" in vars(module) or has_hooks(module):
         return False
     return type(module) in _OPEN or not type(module).__module__.startswith("torch.")
 
 
-def _has_hooks(module: nn.Module) -> bool:
+def has_hooks(module: nn.Module) -> bool:
+    """Whether something else happens when the module is called."""
     kinds = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
     return any(vars(module).get(kind) for kind in kinds)
 
