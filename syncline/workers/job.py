@@ -15,6 +15,7 @@ import numpy as np
 import torch
 
 from syncline.compute.batch_norm import has_global_batch_norm, take_part_without_samples
+from syncline.compute.dropout import Dropouts
 from syncline.compute.recompute import recompute_activations
 from syncline.compute.tuning import Tuning
 from syncline.data.assignment import Position
@@ -29,7 +30,7 @@ from syncline.telemetry.events import WarningMessage
 from syncline.workers.build import build_loss, build_model, build_optimizer, build_schedule, build_sources
 from syncline.workers.calibrate import CalibrationTrial, find_tuning
 from syncline.workers.evaluate import Evaluator
-from syncline.workers.forward import check_trainable, correct_fraction, loss_of, pieces, to_device
+from syncline.workers.forward import check_trainable, correct_fraction, loss_of, pieces, samples_in, to_device
 from syncline.workers.micro_batches import MicroBatches
 from syncline.workers.session import Session
 from syncline.workers.stages import Stages
@@ -43,6 +44,9 @@ _ACCURACY_EVERY = 4
 
 _FEW_SAMPLES = 8
 """With how many samples tuning is measured if memory is limited."""
+
+_TRIAL_STEP = -1
+"""The step of the dropout masks in trials."""
 
 
 class Local(NamedTuple):
@@ -72,6 +76,7 @@ class Job:
             window=getattr(self.train_source, "window", 1),
         )
         self.stepper = Stepper(session, order, epochs=plan.epochs, after_update=self.after_update)
+        self._dropouts = Dropouts(plan.seed, session.warn)
         self._loss = build_loss(task.loss)  # type: ignore[arg-type]  # Task.with_defaults has filled it in
         self._micro_batches = MicroBatches(session, self._dry_run)
         self._stages = Stages(plan.total_steps)
@@ -102,6 +107,7 @@ class Job:
     def prepare(self) -> None:
         """Get ready to train in the View that the session has joined; all members call this together."""
         stepper = self.stepper
+        self._dropouts.forget()  # a step that was interrupted is repeated with other samples
         score = None
         if self._held_out is not None:
             score = self._evaluator.score_on(lambda: stepper.replica.model, self.train_source, self._held_out)
@@ -157,9 +163,10 @@ class Job:
             return self._without_samples(batch)
         total_loss, total_correct = 0.0, 0.0
         fraction: float | None = None
-        parts = list(pieces(batch, len(share.indices), self._micro_batches.of(share)))
-        for number, (piece, part) in enumerate(parts, start=1):
-            with computing_in(self.tuning.precision, self.device):
+        parts = list(pieces(batch, share.indices, self._micro_batches.of(share)))
+        for number, (piece, samples, part) in enumerate(parts, start=1):
+            dropout = self._dropouts.of(share.position.step, samples)
+            with computing_in(self.tuning.precision, self.device), dropout:
                 loss, output, target = loss_of(replica.model, self._loss, piece)
             self.recorder.mark("forward")
             if number == len(parts):
@@ -219,7 +226,7 @@ class Job:
         trial = CalibrationTrial(
             self.state.model,
             self.state.optimizer,
-            lambda model, batch: loss_of(model, self._loss, batch)[0],
+            self._trial_loss,
             lambda samples: self.to_device(source.fetch(indices[:samples])),
             samples=len(indices),
             device=self.device,
@@ -227,12 +234,18 @@ class Job:
         )
         return find_tuning(self.session, trial, batch=self.plan.batch)
 
+    def _trial_loss(self, model: torch.nn.Module, batch: Any) -> torch.Tensor:
+        """The loss outside of any step, with masks that all trials have in common."""
+        self._dropouts.forget()
+        with self._dropouts.of(_TRIAL_STEP, np.arange(samples_in(batch))):
+            return loss_of(model, self._loss, batch)[0]
+
     def _dry_run(self, samples: int) -> None:
         """Forward and backward on some samples; leaves no gradients."""
         replica = self.stepper.replica
         batch = self.to_device(self.train_source.fetch(np.arange(samples)))
         with computing_in(self.tuning.precision, self.device):
-            loss, _, _ = loss_of(replica.model, self._loss, batch)
+            loss = self._trial_loss(replica.model, batch)
         torch.autograd.backward(loss)
         replica.gradients.zero_()
 
