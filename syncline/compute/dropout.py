@@ -22,6 +22,7 @@ from __future__ import annotations
 import hashlib
 import struct
 import threading
+import weakref
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from types import TracebackType
@@ -60,7 +61,9 @@ class Dropouts:
         replace_operators()
         self._seed, self._warn = seed, warn
         self._step: int | None = None
-        self._remembered: list[int] = []
+        self.remembered: dict[int, DropoutCall | None] = {}
+        """The calls of this step by the number that each has drawn; None if two have drawn the same."""
+        _all.add(self)
 
     def of(self, step: int, samples: np.ndarray | Sequence[int], first_call: int = 0) -> DropoutScope:
         """A context for the forward pass of these `samples`, by their indices in the dataset.
@@ -74,9 +77,7 @@ class Dropouts:
 
     def forget(self) -> None:
         """Forget the calls of the last step, before it is repeated with other samples."""
-        for token in self._remembered:
-            _remembered.pop(token, None)
-        self._remembered.clear()
+        self.remembered.clear()
 
     def key(self, step: int, number: int) -> int:
         packed = struct.pack("<QqQ", self._seed, step, number)
@@ -86,8 +87,7 @@ class Dropouts:
         """Recognize `call` if it is repeated in the backward pass."""
         token = _draw_token()
         # Equal numbers: the model sets the generator's seed in its forward pass.
-        _remembered[token] = None if token in _remembered else call
-        self._remembered.append(token)
+        self.remembered[token] = None if token in self.remembered else call
 
     def warn(self, message: str) -> None:
         if self._warn is not None:
@@ -118,7 +118,7 @@ class DropoutScope:
         """The next call of dropout, for `x`; `axis` is the dimension of its samples, if that is known."""
         count = len(self._given)
         if axis is None:
-            axis = None if x.is_leaf and x.requires_grad else sample_axis(x.shape, count)
+            axis = None if isinstance(x, torch.nn.Parameter) else sample_axis(x.shape, count)
         elif count < 1 or x.shape[axis] % count:
             axis = None
         key = self._dropouts.key(self._step, self._first_call + self.calls)
@@ -162,14 +162,12 @@ def current_scope() -> DropoutScope | None:
 
 def repeated_call() -> DropoutCall | None:
     """The call of a forward pass that is being repeated now, outside of it; None if this is none."""
-    if not _remembered:
+    found = _remembered_now()
+    if found is None:
         return None
-    state = torch.get_rng_state()
-    token = _draw_token()
-    if token not in _remembered:
-        torch.set_rng_state(state)
-        return None
-    call = _remembered[token]
+    _draw_token()
+    remembered, token = found
+    call = remembered[token]
     if call is None:
         raise ConfigError(
             "The model sets the seed of torch's generator in its forward pass, and recomputes activations: it cannot "
@@ -181,13 +179,19 @@ def repeated_call() -> DropoutCall | None:
 
 
 def is_repeating() -> bool:
-    """Whether the next call of dropout would be a repeated one; nothing is drawn."""
-    if not _remembered:
-        return False
+    """Whether the next call of dropout would be a repeated one."""
+    return _remembered_now() is not None
+
+
+def _remembered_now() -> tuple[dict[int, DropoutCall | None], int] | None:
+    """What remembers the number that would be drawn next, and that number; nothing is drawn."""
+    known = [dropouts.remembered for dropouts in _all if dropouts.remembered]
+    if not known:
+        return None
     state = torch.get_rng_state()
     token = _draw_token()
     torch.set_rng_state(state)
-    return token in _remembered
+    return next(((remembered, token) for remembered in known if token in remembered), None)
 
 
 class _Here(threading.local):
@@ -195,7 +199,7 @@ class _Here(threading.local):
 
 
 _here = _Here()
-_remembered: dict[int, DropoutCall | None] = {}  # by number drawn; not of one thread: torch may recompute in another
+_all: weakref.WeakSet[Dropouts] = weakref.WeakSet()  # of all threads: torch may recompute in another one
 _NONE = torch.tensor([_NO_SAMPLE])
 _token = torch.empty((), dtype=torch.int64)
 
