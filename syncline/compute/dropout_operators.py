@@ -77,7 +77,8 @@ def _call_for(x: torch.Tensor) -> DropoutCall | None:
     if scope is None:
         return repeated_call()
     if type(x) not in (torch.Tensor, torch.nn.Parameter):
-        scope.leave_to_torch(f"for a {type(x).__name__}")
+        is_compiled = type(x).__module__.startswith("torch._")  # what torch.compile traces a model with
+        scope.leave_to_torch("in a compiled model" if is_compiled else f"for a {type(x).__name__}")
         return None
     return scope.call(x) if x.is_floating_point() else None
 
