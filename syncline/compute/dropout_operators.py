@@ -58,7 +58,8 @@ _RECURRENT = ("lstm", "gru", "rnn_tanh", "rnn_relu")
 
 def _elementwise(of_torch: Any, *, of_features: bool, is_alpha: bool, in_place: bool) -> _Operator:
     def kernel(input: torch.Tensor, p: float, train: bool) -> torch.Tensor:  # the names are torch's
-        call = _call_for(input) if train and 0 < p < 1 and input.numel() > 0 else None
+        is_valid = input.dim() > 1 or not of_features  # otherwise torch says what is wrong
+        call = _call_for(input) if train and 0 < p < 1 and input.numel() > 0 and is_valid else None
         if call is None:
             return of_torch.decompose(input, p, train)  # type: ignore[no-any-return]
         if not (of_features or is_alpha or in_place) and call.axis == 0 and input.is_contiguous():
@@ -170,23 +171,13 @@ def _drop_sequence(x: torch.Tensor, p: float) -> torch.Tensor:
 
 
 def _packed(of_torch: Any) -> _Operator:
-    def kernel(
-        data: torch.Tensor,  # the names are torch's
-        batch_sizes: torch.Tensor,
-        hx: torch.Tensor | Sequence[torch.Tensor],
-        params: Sequence[torch.Tensor],
-        has_biases: bool,
-        num_layers: int,
-        dropout: float,
-        train: bool,
-        bidirectional: bool,
-    ) -> tuple[torch.Tensor, ...]:
+    def kernel(*arguments: Any) -> tuple[torch.Tensor, ...]:
+        num_layers, dropout, train, _is_bidirectional = arguments[-4:]
         scope = current_scope()
         if scope is not None and train and dropout > 0 and num_layers > 1:
+            # Sequences of different lengths are sorted, and only the script knows how.
             scope.leave_to_torch("between recurrent layers with packed sequences")
-        result: tuple[torch.Tensor, ...] = of_torch.decompose(
-            data, batch_sizes, hx, params, has_biases, num_layers, dropout, train, bidirectional
-        )
+        result: tuple[torch.Tensor, ...] = of_torch.decompose(*arguments)
         return result
 
     return kernel
