@@ -31,6 +31,7 @@ from typing import Self
 import numpy as np
 import torch
 
+from syncline.compute.dropout_callers import axis_in_torch_layers
 from syncline.compute.kernels.dropout import Draw
 from syncline.errors import ConfigError
 
@@ -118,7 +119,7 @@ class DropoutScope:
         """The next call of dropout, for `x`; `axis` is the dimension of its samples, if that is known."""
         count = len(self._given)
         if axis is None:
-            axis = None if isinstance(x, torch.nn.Parameter) else sample_axis(x.shape, count)
+            axis = None if isinstance(x, torch.nn.Parameter) else _axis_of(x.shape, count)
         elif count < 1 or x.shape[axis] % count:
             axis = None
         key = self._dropouts.key(self._step, self._first_call + self.calls)
@@ -153,6 +154,13 @@ def sample_axis(shape: Sequence[int], samples: int) -> int | None:
     if len(shape) > 1 and shape[1] == samples:
         return 1
     return 0 if shape[0] % samples == 0 else None
+
+
+def _axis_of(shape: Sequence[int], samples: int) -> int | None:
+    """As `sample_axis`, but what torch's own layers know counts if the shape fits in two ways."""
+    is_ambiguous = samples > 0 and len(shape) > 1 and shape[1] == samples and shape[0] % samples == 0
+    known = axis_in_torch_layers() if is_ambiguous else None
+    return sample_axis(shape, samples) if known is None else known
 
 
 def current_scope() -> DropoutScope | None:

@@ -226,6 +226,27 @@ def test_a_transformer_layer_does_not_depend_on_the_division():
     assert scope.calls == 4
 
 
+LAYERS = {
+    "encoder": lambda x: nn.TransformerEncoderLayer(8, 2, 16, dropout=0.3)(x),
+    "decoder": lambda x: nn.TransformerDecoderLayer(8, 2, 16, dropout=0.3)(x, x),
+    "attention": lambda x: nn.MultiheadAttention(8, 2, dropout=0.3)(x, x, x)[0],
+}
+
+
+@pytest.mark.parametrize("name", LAYERS)
+@pytest.mark.parametrize("time", [2, 4, 8])
+def test_sequence_first_layers_of_torch_are_by_sample_even_if_time_is_as_long_as_the_batch(name, time):
+    x = torch.randn(time, 4, 8, generator=torch.Generator().manual_seed(0))
+
+    def run(low: int, high: int) -> torch.Tensor:
+        torch.manual_seed(0)  # for the same weights
+        return LAYERS[name](x[:, low:high])
+
+    whole = in_parts(run, range(4), [4])[0]
+    for parts in ([2, 2], [1, 3]):
+        torch.testing.assert_close(torch.cat(in_parts(run, range(4), parts), dim=1), whole)
+
+
 def gradients(model: nn.Module, run: Function, parts: int = 2) -> list[torch.Tensor]:
     """Of two micro-batches, the backward passes after both forward passes."""
     torch.manual_seed(0)
