@@ -40,7 +40,8 @@ class _LocalForward(nn.Module):
     def __reduce_ex__(self, protocol: Any) -> Any:
         reduced: Any = super().__reduce_ex__(protocol)
         make, arguments, state, *rest = reduced
-        arguments = tuple(self.plain_class if a is type(self) else a for a in arguments)
+        if type(self) in arguments:  # otherwise the class below has its own way
+            make, arguments = object.__new__, (self.plain_class,)
         return make, arguments, {name: value for name, value in state.items() if name != _FORWARD}, *rest
 
 

@@ -24,6 +24,7 @@ from typing import Any, Literal
 
 from torch import nn
 
+from syncline.compute.convolutions import is_convolution_of_torch
 from syncline.compute.partition import share, split
 from syncline.errors import ConfigError
 from syncline.layouts.shards import Piece
@@ -62,6 +63,10 @@ class Split:
     def divided(self) -> set[str]:
         """The parameters that are divided by rows."""
         return {name for layer in self.layers for name in layer.parameters.values()}
+
+    def count(self, name: str) -> int:
+        """How many numbers a parameter has."""
+        return math.prod(self.shapes[name])
 
     def pieces(self, rank: int, names: Sequence[str] | None = None) -> list[Piece]:
         """What a worker owns of the parameters with these names, which lie one after another in a flat vector."""
@@ -166,8 +171,7 @@ def _computes_as(module: nn.Module, base: type[nn.Module]) -> bool:
         return plain.forward is base.forward
     if not set(module._parameters) <= known or not isinstance(module._parameters.get("weight"), nn.Parameter):
         return False  # weight_norm and others compute the weight from other parameters
-    is_tuned = base is nn.Conv2d and plain.__module__.startswith("syncline.")
-    return is_tuned or plain.forward is base.forward
+    return plain.forward is base.forward or is_convolution_of_torch(module)
 
 
 def _is_supported_embedding(module: Any) -> bool:
