@@ -28,7 +28,7 @@ class ActivationExchange:
 
     def __init__(self, collective: Collective, *, slot_bytes: int = _SLOT_BYTES) -> None:
         self.rank, self.size = collective.rank, collective.size
-        self.bytes_sent = 0
+        self.bytes_sent = self.shared_bytes = 0
         self._collective = collective
         self._turns = 0
         self._slot_bytes = slot_bytes
@@ -75,6 +75,7 @@ class ActivationExchange:
         return self._slot_bytes // row_bytes
 
     def _allocate(self, numel: int, dtype: torch.dtype) -> torch.Tensor:
+        self.shared_bytes += numel * dtype.itemsize
         try:
             return self._collective.allocate_shared(numel, dtype)
         except SharedMemoryFull as error:

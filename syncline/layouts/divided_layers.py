@@ -1,7 +1,8 @@
 """Layers that the workers of a replica compute together.
 
 Here: what takes the place of a module's forward, for each kind of layer. Not here: which layers (`tensor_split.py`),
-how the modules get it (`tensor.py`), and passing activations around (`activation_exchange.py`).
+attention (`divided_attention.py`), how the modules get it (`tensor.py`), and passing activations around
+(`activation_exchange.py`).
 
 The input x of a layer, the gradient dy of its output, and the whole weight W, which lies in shared memory, are the same
 on all workers. So each of the three products of a layer can be divided by the numbers that it makes. With a row of x
@@ -13,8 +14,7 @@ for each position, and a row of W for each output,
 
 Each number is the same sum as in one process. A division by outputs alone, as between workers that share no memory,
 would have to add up n partial sums for dx, each as large as dx. Convolutions are divided in the same way, by channels.
-An embedding reads the rows of all workers where they are, so only its gradient is divided. In an attention the
-projections are divided.
+An embedding reads the rows of all workers where they are, so only its gradient is divided.
 
 Gradients go to *leaves*: parameters that are the worker's rows of W. Where a model uses W in another way, too, such as
 in a penalty, W itself gets the gradient of that, on all workers alike.
@@ -30,21 +30,18 @@ from torch import nn
 from torch.autograd.function import once_differentiable
 from torch.nn import functional as F
 from torch.nn import grad as gradients
-from torch.overrides import TorchFunctionMode
 
 from syncline.layouts.activation_exchange import ActivationExchange
 from syncline.layouts.tensor_split import Kind, own_rows
 
+Forward = Callable[..., torch.Tensor]
 Leaves = Mapping[torch.Tensor, nn.Parameter]
 """For each divided parameter of a model, this worker's rows of it."""
 
 
-def forward_of(kind: Kind, exchange: ActivationExchange, leaves: Leaves) -> Callable[..., Any]:
-    """What modules of this kind compute instead, called with the module and its inputs."""
-    return _FORWARDS[kind](exchange, leaves)
+class Divided:
+    """A module computes as before while it has other parameters, as in `torch.func.functional_call`."""
 
-
-class _Divided:
     def __init__(self, exchange: ActivationExchange, leaves: Leaves) -> None:
         self.exchange, self.leaves = exchange, leaves
 
@@ -57,18 +54,22 @@ class _Divided:
             leaf.requires_grad_(p.requires_grad)
         return leaf
 
+    def knows(self, module: nn.Module) -> bool:
+        """Whether its parameters are those that are divided."""
+        return all(p in self.leaves for p in (module.weight, module.bias) if p is not None)
+
     def own(self, count: int) -> slice:
         return own_rows(count, self.exchange.size, self.exchange.rank)
 
 
-class _DividedLinear(_Divided):
+class DividedLinear(Divided):
     """`nn.Linear`: a row of the weight for each output."""
 
     has_row_per_output = True
 
-    def __call__(self, module: nn.Module, *inputs: torch.Tensor, **named: torch.Tensor) -> torch.Tensor:
+    def __call__(self, module: nn.Module, own: Forward, *inputs: torch.Tensor, **named: torch.Tensor) -> torch.Tensor:
         (x,) = (*inputs, *named.values())
-        return self.compute(x, module.weight, module.bias)  # type: ignore[arg-type]
+        return self.compute(x, module.weight, module.bias) if self.knows(module) else own(x)  # type: ignore[arg-type]
 
     def compute(self, x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
         leaf, bias_leaf = self.leaf_of(weight), self.leaf_of(bias)
@@ -77,7 +78,7 @@ class _DividedLinear(_Divided):
         return y
 
 
-class _DividedTransposed(_DividedLinear):
+class DividedTransposed(DividedLinear):
     """`Conv1D` of transformers: a row of the weight for each input."""
 
     has_row_per_output = False
@@ -95,7 +96,7 @@ class _Product(torch.autograd.Function):
         weight: torch.Tensor,
         bias: torch.Tensor | None,
         dtype: torch.dtype | None,
-        layer: _DividedLinear,
+        layer: DividedLinear,
     ) -> torch.Tensor:
         ctx.save_for_backward(x, weight)
         ctx.layer, ctx.dtypes = layer, (leaf.dtype, None if bias_leaf is None else bias_leaf.dtype)
@@ -127,10 +128,12 @@ class _Product(torch.autograd.Function):
         return dx, dweight, dbias, None, None, None, None
 
 
-class _DividedConvolution(_Divided):
+class DividedConvolution(Divided):
     """`nn.Conv1d` and `nn.Conv2d` of one group."""
 
-    def __call__(self, module: nn.Conv1d | nn.Conv2d, input: torch.Tensor) -> torch.Tensor:  # the name is torch's
+    def __call__(self, module: nn.Conv1d | nn.Conv2d, own: Forward, input: torch.Tensor) -> torch.Tensor:
+        if not self.knows(module):
+            return own(input)
         (x, dtype), sides, padding = _autocast(input), len(module.kernel_size), module.padding
         is_single = x.dim() == sides + 1
         if is_single:
@@ -158,7 +161,7 @@ class _Convolution(torch.autograd.Function):
         bias: torch.Tensor | None,
         dtype: torch.dtype | None,
         how: tuple[Any, ...],
-        layer: _DividedConvolution,
+        layer: DividedConvolution,
     ) -> torch.Tensor:
         ctx.save_for_backward(x, weight)
         ctx.layer, ctx.how = layer, how
@@ -213,7 +216,15 @@ def _gathered(
 
 
 def _is_channels_last(t: torch.Tensor) -> bool:
-    return t.dim() == 4 and t.is_contiguous(memory_format=torch.channels_last) and not t.is_contiguous()
+    """Whether torch takes images for channels-last ones, by their strides alone: those of one channel may be both."""
+    if t.dim() != 4 or not t.numel():
+        return False
+    least = 0
+    for dim in (1, 3, 2, 0):
+        if t.stride(dim) < least or (dim == 0 and least == t.stride(1)):
+            return False
+        least = t.stride(dim) * t.shape[dim]
+    return True
 
 
 def _pixels(images: torch.Tensor) -> torch.Tensor:
@@ -221,10 +232,12 @@ def _pixels(images: torch.Tensor) -> torch.Tensor:
     return images.permute(0, 2, 3, 1).reshape(-1, images.shape[1], 1)
 
 
-class _DividedEmbedding(_Divided):
+class DividedEmbedding(Divided):
     """`nn.Embedding`: a row of the weight for each token."""
 
-    def __call__(self, module: nn.Embedding, input: torch.Tensor) -> torch.Tensor:  # the name is torch's
+    def __call__(self, module: nn.Embedding, own: Forward, input: torch.Tensor) -> torch.Tensor:
+        if module.weight not in self.leaves:
+            return own(input)
         found: torch.Tensor = _Lookup.apply(  # type: ignore[no-untyped-call]
             self.leaf_of(module.weight), module.weight.detach(), input, module.padding_idx, self.own(len(module.weight))
         )
@@ -254,45 +267,13 @@ class _Lookup(torch.autograd.Function):
         return dweight, None, None, None, None
 
 
-class _DividedAttention(_DividedLinear):
-    """`nn.MultiheadAttention`: torch's own code, with other linear layers inside."""
-
-    def __call__(self, module: nn.Module, *inputs: Any, **options: Any) -> Any:
-        with _DividedProjections(self):
-            return nn.MultiheadAttention.forward(module, *inputs, **options)  # type: ignore[arg-type]
-
-
-class _DividedProjections(TorchFunctionMode):
-    """Divides each call of `F.linear` with a weight that is divided.
-
-    Between a query and other keys, torch cuts the weight before it multiplies: then all workers compute all of it.
-    """
-
-    def __init__(self, layer: _DividedAttention) -> None:
-        super().__init__()
-        self._layer = layer
-
-    def __torch_function__(
-        self, func: Callable[..., Any], types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
-    ) -> Any:
-        del types
-        leaves = self._layer.leaves
-        if func is F.linear and not kwargs and len(args) > 1 and args[1] in leaves:
-            x, weight, bias = (*args, None)[:3]
-            if bias is None or bias in leaves:
-                return self._layer.compute(x, weight, bias)
-            y = self._layer.compute(x, weight, None)  # the biases of three weights are in one parameter
-            return y + bias.to(y.dtype)
-        return func(*args, **(kwargs or {}))
-
-
-_FORWARDS: Mapping[Kind, Callable[[ActivationExchange, Leaves], Callable[..., Any]]] = {
-    "linear": _DividedLinear,
-    "transposed": _DividedTransposed,
-    "convolution": _DividedConvolution,
-    "embedding": _DividedEmbedding,
-    "attention": _DividedAttention,
+LAYERS: Mapping[Kind, Callable[[ActivationExchange, Leaves], Callable[..., torch.Tensor]]] = {
+    "linear": DividedLinear,
+    "transposed": DividedTransposed,
+    "convolution": DividedConvolution,
+    "embedding": DividedEmbedding,
 }
+"""What modules compute instead, called with the module, its own forward, and the inputs; `attention` is elsewhere."""
 
 
 def _autocast(x: torch.Tensor) -> tuple[torch.Tensor, torch.dtype | None]:

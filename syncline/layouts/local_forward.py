@@ -17,7 +17,7 @@ _FORWARD = "_syncline_forward"
 
 
 def replace_forward(module: nn.Module, forward: Callable[..., Any]) -> None:
-    """Let `module` call `forward(module, ...)` instead of its own."""
+    """Let `module` call `forward(module, own, ...)` instead of `own`, its own."""
     module.__dict__[_FORWARD] = forward
     module.__class__ = _local_class(type(module))  # type: ignore[arg-type]  # mypy finds classes unhashable
 
@@ -35,7 +35,7 @@ class _LocalForward(nn.Module):
     plain_class: type[nn.Module]
 
     def forward(self, *inputs: Any, **options: Any) -> Any:
-        return self.__dict__[_FORWARD](self, *inputs, **options)
+        return self.__dict__[_FORWARD](self, super().forward, *inputs, **options)
 
     def __reduce_ex__(self, protocol: Any) -> Any:
         reduced: Any = super().__reduce_ex__(protocol)

@@ -3,7 +3,7 @@
 Here: applying a split to a model and undoing it, and the gradients that come of it. The parameters lie in memory that
 all workers share. All workers call the model with the same samples, and draw the same random numbers; what whole layers
 compute is then the same on all of them. Not here: what is divided (`tensor_split.py`), how a layer is computed
-(`divided_layers.py`), and updating (`optimizer_shards.py`).
+(`divided_layers.py`, `divided_attention.py`), and updating (`optimizer_shards.py`).
 """
 
 from __future__ import annotations
@@ -17,7 +17,8 @@ from torch import nn
 
 from syncline.comms.collective import Collective
 from syncline.layouts.activation_exchange import ActivationExchange
-from syncline.layouts.divided_layers import forward_of
+from syncline.layouts.divided_attention import DividedAttention
+from syncline.layouts.divided_layers import LAYERS
 from syncline.layouts.gradient_rounds import in_memory_order
 from syncline.layouts.local_forward import replace_forward, restore_forward
 from syncline.layouts.shards import Piece
@@ -62,12 +63,18 @@ class TensorSplit:
         self._exchange = ActivationExchange(collective)
         self._modules = [model.get_submodule(layer.name) for layer in self.split.layers]
         for layer, module in zip(self.split.layers, self._modules, strict=True):
-            replace_forward(module, forward_of(layer.kind, self._exchange, self._leaf_of))
+            divided = DividedAttention if layer.kind == "attention" else LAYERS[layer.kind]
+            replace_forward(module, divided(self._exchange, self._leaf_of))
 
     @property
     def bytes_sent(self) -> int:
         """How many bytes of activations this worker has given to the others so far."""
         return self._exchange.bytes_sent
+
+    @property
+    def shared_bytes(self) -> int:
+        """The size of the memory that activations pass through, which all workers share."""
+        return self._exchange.shared_bytes
 
     def pieces(self, rank: int) -> list[Piece]:
         """The numbers of the flat vector that a worker owns; each worker knows everyone's."""
@@ -80,9 +87,14 @@ class TensorSplit:
         """
         starts = list(itertools.accumulate((p.numel() for p in self.parameters), initial=0))
         for number, low, high in self._own:
-            place, start = out[low:high].zero_(), starts[number]
-            for gradient in self._gradients_of(self.parameters[number], low - start, high - start):
-                place.add_(gradient, alpha=weight)
+            place, start = out[low:high], starts[number]
+            terms = self._gradients_of(self.parameters[number], low - start, high - start)
+            if terms:
+                torch.mul(terms[0], weight, out=place)
+            else:
+                place.zero_()
+            for other in terms[1:]:
+                place.add_(other, alpha=weight)
 
     def _gradients_of(self, p: nn.Parameter, low: int, high: int) -> list[torch.Tensor]:
         """The terms of the gradient of some numbers: that of the leaf, and that of uses outside of divided layers."""

@@ -139,12 +139,13 @@ def refusal(why: str, reason: str, *, nearest: str = "sharded", instead: str = "
 
 
 def _candidates(model: nn.Module) -> Iterator[tuple[str, Kind, nn.Module]]:
-    """The modules that can be divided if they are large enough. The layers inside an attention belong to it."""
-    taken: set[int] = set()
+    """The modules that can be divided if they are large enough."""
+    inside: set[int] = set()  # of an attention, which does not call them
     for name, module in model.named_modules():
-        kind = None if id(module) in taken else _kind_of(module)
+        if isinstance(module, nn.MultiheadAttention):
+            inside.update(id(child) for child in module.children())
+        kind = None if id(module) in inside else _kind_of(module)
         if kind is not None:
-            taken.update(id(child) for child in module.children())
             yield name, kind, module
 
 
@@ -187,16 +188,18 @@ def _always(module: Any) -> bool:
     return True
 
 
+def _is_supported_attention(module: Any) -> bool:
+    return module.in_proj_weight is not None and module.bias_k is None and not module.add_zero_attn
+
+
 _IS_SUPPORTED: Mapping[str, Callable[[Any], bool]] = {
+    "attention": _is_supported_attention,
     "embedding": _is_supported_embedding,
     "convolution": _is_supported_convolution,
 }
 
 
-_PROJECTIONS = (
-    *("in_proj_weight", "in_proj_bias", "q_proj_weight", "k_proj_weight", "v_proj_weight"),
-    *("out_proj.weight", "out_proj.bias"),
-)
+_PROJECTIONS = ("in_proj_weight", "in_proj_bias", "out_proj.weight", "out_proj.bias")
 
 
 def _transformers_conv1d() -> Any:

@@ -47,17 +47,20 @@ def exchanged_bytes(model: nn.Module, split: Split, inputs: Sequence[Any]) -> in
     """
     total = 0
 
-    def count(layer: DividedLayer, given: Sequence[Any], output: Any) -> None:
+    def count(layer: DividedLayer, module: Any, given: Sequence[Any], output: Any) -> None:
         nonlocal total
         made = first_of(output)
-        if layer.kind == "attention":  # of three projections to the output, each with its input
-            total += 6 * made.numel() * made.element_size()
+        if layer.kind == "attention":
+            # Three projections and one of what the heads have seen, with the gradients of their two inputs. If the
+            # heads are divided, what they have seen, and the gradients of the three projections.
+            by_heads = module.num_heads % split.size == 0 and not module.dropout
+            total += (10 if by_heads else 6) * made.numel() * made.element_size()
         elif layer.kind != "embedding":  # which all workers read where it is
             total += (made.numel() + given[0].numel()) * made.element_size()
 
     hooks = [
         model.get_submodule(layer.name).register_forward_hook(
-            lambda _, given, named, output, layer=layer: count(layer, (*given, *named.values()), output),
+            lambda module, given, named, output, layer=layer: count(layer, module, (*given, *named.values()), output),
             with_kwargs=True,
         )
         for layer in split.layers

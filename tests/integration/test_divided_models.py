@@ -112,19 +112,26 @@ class UsedInManyWays(nn.Module):
 
 
 class Attentions(nn.Module):
-    """Self-attention, attention to others, and keys of another width."""
+    """Self-attention with every kind of mask, attention to others, and keys of another width."""
 
     def __init__(self) -> None:
         super().__init__()
         self.tokens = nn.Embedding(TOKENS, 12, padding_idx=3)
         self.encoder = nn.TransformerEncoderLayer(12, 3, 20, dropout=0.1, batch_first=True)
+        self.itself = nn.MultiheadAttention(12, 6)
         self.others = nn.MultiheadAttention(12, 2, batch_first=True)
         self.narrow = nn.MultiheadAttention(12, 4, kdim=6, vdim=6, bias=True, batch_first=True)
         self.classify = nn.Linear(12, TOKENS)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         mask = nn.Transformer.generate_square_subsequent_mask(x.shape[1], dtype=torch.get_default_dtype())
-        states = self.encoder(self.tokens(x), src_mask=mask)
+        states = self.encoder(self.tokens(x), src_mask=mask, src_key_padding_mask=torch.zeros(x.shape).where(x > 0, -9))
+        turned = states.transpose(0, 1)
+        seen, _ = self.itself(turned, turned, turned, attn_mask=mask, is_causal=True, need_weights=False)
+        by_head = (mask < 0).repeat(6 * len(x), 1, 1)
+        more, _ = self.itself(seen, seen, seen, key_padding_mask=x == 5, attn_mask=by_head, need_weights=False)
+        last, weights = self.itself(more, more, more, attn_mask=mask)
+        states = states + last.transpose(0, 1) * weights.square().mean()
         states = states + self.others(states, states.flip(1), states.flip(1))[0]
         states = states + self.narrow(states, states[..., :6], states[..., :6], need_weights=False)[0]
         return self.classify(states).transpose(1, 2)  # type: ignore[no-any-return]

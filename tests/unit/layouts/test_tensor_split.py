@@ -12,6 +12,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 from torch import nn
+from torch.func import functional_call
 from torch.nn.utils.parametrizations import spectral_norm
 
 from syncline.comms.collective import Solo
@@ -159,6 +160,66 @@ def test_copies_and_pickles_of_a_divided_model_compute_by_themselves():
     assert torch.equal(model(x), expected)
 
 
+def test_backward_leaves_gradients_of_rows_in_the_leaves_and_none_in_the_parameters():
+    model = nn.Sequential(
+        nn.Embedding(9, 8), nn.TransformerEncoderLayer(8, 2, 12), nn.Conv1d(3, 4, 3), nn.Flatten(), nn.Linear(24, 2)
+    )
+    split = TensorSplit(model, Solo(), smallest_numbers=30)
+    model(torch.randint(9, (5, 3))).sum().backward()
+    divided = [leaf.original for leaf in split.leaves]
+    assert {name for name, p in model.named_parameters() if not any(p is own for own in divided)} == {
+        f"1.norm{number}.{name}" for number in (1, 2) for name in ("weight", "bias")
+    }
+    for original, low, high, leaf in split.leaves:
+        assert original.grad is None
+        assert leaf.grad is not None
+        assert (low, high, leaf.data_ptr()) == (0, original.numel(), original.data_ptr())
+    split.close()
+
+
+CHANNELS_LAST = torch.channels_last
+
+
+@pytest.mark.parametrize("format", [torch.contiguous_format, CHANNELS_LAST])
+@pytest.mark.parametrize("weight_format", [torch.contiguous_format, CHANNELS_LAST])
+@pytest.mark.parametrize(("channels", "kernel", "dtype"), [(1, 3, torch.float32), (4, 1, torch.float64), (4, 3, None)])
+def test_a_convolution_returns_images_in_the_order_of_memory_that_torch_chooses(
+    format, weight_format, channels, kernel, dtype
+):
+    """A dropout that follows draws its numbers in that order."""
+    layer = nn.Conv2d(channels, 6, kernel, dtype=dtype).to(memory_format=weight_format)
+    x = torch.empty(2, channels, 5, 5, dtype=dtype, memory_format=format).normal_()
+    check_same_memory(layer, x)
+
+
+@pytest.mark.parametrize("batch_first", [False, True])
+def test_linear_layers_and_attention_return_the_order_of_memory_that_torch_chooses(batch_first):
+    x = torch.randn(3, 5, 8)
+    check_same_memory(nn.Linear(8, 6), x.transpose(0, 1))
+    check_same_memory(nn.MultiheadAttention(8, 2, batch_first=batch_first), x, x, x)
+
+
+def check_same_memory(layer: nn.Module, *inputs: torch.Tensor) -> None:
+    expected = layer(*inputs)
+    split = TensorSplit(layer, Solo(), smallest_numbers=1)
+    found = layer(*inputs)
+    split.close()
+    if isinstance(found, tuple):
+        found, expected = found[0], expected[0]
+    assert found.stride() == expected.stride()
+    torch.testing.assert_close(found, expected)
+
+
+def test_a_divided_model_can_be_called_with_other_parameters():
+    model = nn.Sequential(nn.Linear(8, 8), nn.Conv1d(1, 4, 3), nn.Flatten())
+    other = {name: torch.randn_like(p) for name, p in model.named_parameters()}
+    x = torch.randn(3, 1, 8)
+    expected = functional_call(model, other, x)
+    split = TensorSplit(model, Solo(), smallest_numbers=1)
+    assert torch.equal(functional_call(model, other, x), expected)
+    split.close()
+
+
 def test_the_description_says_what_is_divided_held_and_exchanged():
     model = nn.Sequential(nn.Linear(100, 50), nn.BatchNorm1d(50), nn.Linear(50, 20))
     split = split_of(model, 2, smallest_numbers=1)
@@ -172,6 +233,14 @@ def test_the_description_says_what_is_divided_held_and_exchanged():
     assert "880 B" in sent
     many = describe(split_of(nn.Sequential(*(nn.Linear(9, 9) for _ in range(9))), 2, smallest_numbers=1))
     assert "0, 1, 2, 3, 4 and 4 more" in many[0]
+
+
+@pytest.mark.parametrize(("heads", "dropout", "copies"), [(2, 0.0, 10), (1, 0.0, 6), (2, 0.1, 6)])
+def test_dividing_the_heads_of_an_attention_costs_more_exchange(heads, dropout, copies):
+    model = nn.TransformerEncoder(nn.TransformerEncoderLayer(8, heads, 1, dropout), 1, enable_nested_tensor=False)
+    split = split_of(model, 2, smallest_numbers=100)
+    assert [layer.kind for layer in split.layers] == ["attention"]
+    assert exchanged_bytes(model, split, [torch.zeros(5, 1, 8)]) == copies * 5 * 8 * 4
 
 
 def test_the_description_needs_no_memory_for_the_model():
