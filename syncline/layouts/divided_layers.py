@@ -23,7 +23,8 @@ in a penalty, W itself gets the gradient of that, on all workers alike.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from typing import Any
+from dataclasses import dataclass
+from typing import Any, Generic, TypeVar
 
 import torch
 from torch import nn
@@ -34,6 +35,7 @@ from torch.nn import grad as gradients
 from syncline.layouts.activation_exchange import ActivationExchange
 from syncline.layouts.tensor_split import Kind, own_rows
 
+LayerT = TypeVar("LayerT")
 Forward = Callable[..., torch.Tensor]
 Leaves = Mapping[torch.Tensor, nn.Parameter]
 """For each divided parameter of a model, this worker's rows of it."""
@@ -62,6 +64,30 @@ class Divided:
         return own_rows(count, self.exchange.size, self.exchange.rank)
 
 
+@dataclass(frozen=True)
+class _Whole(Generic[LayerT]):
+    """The parameters of a layer, those of all workers, and how it computes with them."""
+
+    layer: LayerT
+    weight: torch.Tensor
+    bias: torch.Tensor | None
+    dtype: torch.dtype | None
+    """What autocast computes in; None for the weight's own type."""
+    how: tuple[Any, ...] = ()
+    """Of a convolution: its stride, padding and dilation."""
+
+    @property
+    def dtypes(self) -> tuple[torch.dtype, torch.dtype | None]:
+        """Those of the gradients of weight and bias."""
+        return self.weight.dtype, None if self.bias is None else self.bias.dtype
+
+    def cast(self, weight: torch.Tensor) -> torch.Tensor:
+        return weight if self.dtype is None else weight.to(self.dtype)
+
+    def bias_of(self, rows: slice) -> torch.Tensor | None:
+        return None if self.bias is None else self.cast(self.bias[rows])
+
+
 class DividedLinear(Divided):
     """`nn.Linear`: a row of the weight for each output."""
 
@@ -72,9 +98,9 @@ class DividedLinear(Divided):
         return self.compute(x, module.weight, module.bias) if self.knows(module) else own(x)  # type: ignore[arg-type]
 
     def compute(self, x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
-        leaf, bias_leaf = self.leaf_of(weight), self.leaf_of(bias)
         x, dtype = _autocast(x)
-        y: torch.Tensor = _Product.apply(x, leaf, bias_leaf, weight.detach(), _detached(bias), dtype, self)  # type: ignore[no-untyped-call]
+        whole = _Whole(self, weight.detach(), _detached(bias), dtype)
+        y: torch.Tensor = _Product.apply(x, self.leaf_of(weight), self.leaf_of(bias), whole)  # type: ignore[no-untyped-call]
         return y
 
 
@@ -88,21 +114,14 @@ class _Product(torch.autograd.Function):
     """y = x W' + b for the last dimension of x."""
 
     @staticmethod
-    def forward(
-        ctx: Any,
-        x: torch.Tensor,
-        leaf: torch.Tensor,
-        bias_leaf: torch.Tensor | None,
-        weight: torch.Tensor,
-        bias: torch.Tensor | None,
-        dtype: torch.dtype | None,
-        layer: DividedLinear,
-    ) -> torch.Tensor:
-        ctx.save_for_backward(x, weight)
-        ctx.layer, ctx.dtypes = layer, (leaf.dtype, None if bias_leaf is None else bias_leaf.dtype)
-        by_output = weight if layer.has_row_per_output else weight.t()
+    def forward(ctx: Any, x: torch.Tensor, leaf: Any, bias_leaf: Any, whole: _Whole[DividedLinear]) -> torch.Tensor:
+        del leaf, bias_leaf  # they are there for their gradients
+        ctx.save_for_backward(x, whole.weight)
+        layer = whole.layer
+        ctx.layer, ctx.dtypes = layer, whole.dtypes
+        by_output = whole.weight if layer.has_row_per_output else whole.weight.t()
         rows = layer.own(len(by_output))
-        part = F.linear(x, _cast(by_output[rows], dtype), None if bias is None else _cast(bias[rows], dtype))
+        part = F.linear(x, whole.cast(by_output[rows]), whole.bias_of(rows))
         y = torch.empty(*x.shape[:-1], len(by_output), dtype=part.dtype)
         layer.exchange.gather(part.reshape(-1, part.shape[-1], 1), y.view(-1, len(by_output), 1))
         return y
@@ -125,7 +144,7 @@ class _Product(torch.autograd.Function):
             dweight = (first[:, own].t() @ second).to(ctx.dtypes[0])
         if needs_bias:
             dbias = rows[:, layer.own(rows.shape[1])].sum(0).to(ctx.dtypes[1])
-        return dx, dweight, dbias, None, None, None, None
+        return dx, dweight, dbias, None
 
 
 class DividedConvolution(Divided):
@@ -141,10 +160,10 @@ class DividedConvolution(Divided):
         if isinstance(padding, str) or module.padding_mode != "zeros":
             mode = "constant" if module.padding_mode == "zeros" else module.padding_mode
             x, padding = F.pad(x, list(module._reversed_padding_repeated_twice), mode=mode), (0,) * sides
-        weight, bias, how = module.weight, module.bias, (module.stride, padding, module.dilation)
-        y: torch.Tensor = _Convolution.apply(  # type: ignore[no-untyped-call]
-            x, self.leaf_of(weight), self.leaf_of(bias), weight.detach(), _detached(bias), dtype, how, self
-        )
+        leaf, bias_leaf = self.leaf_of(module.weight), self.leaf_of(module.bias)
+        how = (module.stride, padding, module.dilation)
+        whole = _Whole(self, module.weight.detach(), _detached(module.bias), dtype, how)
+        y: torch.Tensor = _Convolution.apply(x, leaf, bias_leaf, whole)  # type: ignore[no-untyped-call]
         return y.squeeze(0) if is_single else y
 
 
@@ -153,21 +172,14 @@ class _Convolution(torch.autograd.Function):
 
     @staticmethod
     def forward(
-        ctx: Any,
-        x: torch.Tensor,
-        leaf: torch.Tensor,
-        bias_leaf: torch.Tensor | None,
-        weight: torch.Tensor,
-        bias: torch.Tensor | None,
-        dtype: torch.dtype | None,
-        how: tuple[Any, ...],
-        layer: DividedConvolution,
+        ctx: Any, x: torch.Tensor, leaf: Any, bias_leaf: Any, whole: _Whole[DividedConvolution]
     ) -> torch.Tensor:
+        del leaf, bias_leaf  # they are there for their gradients
+        weight, layer, convolve = whole.weight, whole.layer, (F.conv1d, F.conv2d)[x.dim() - 3]
         ctx.save_for_backward(x, weight)
-        ctx.layer, ctx.how = layer, how
-        ctx.dtypes = (leaf.dtype, None if bias_leaf is None else bias_leaf.dtype)
-        rows, forward = layer.own(len(weight)), (F.conv1d, F.conv2d)[x.dim() - 3]
-        part = forward(x, _cast(weight[rows], dtype), None if bias is None else _cast(bias[rows], dtype), *how)
+        ctx.layer, ctx.dtypes, ctx.how = layer, whole.dtypes, whole.how
+        rows = layer.own(len(weight))
+        part = convolve(x, whole.cast(weight[rows]), whole.bias_of(rows), *whole.how)
         # By the whole weight, which is the same on all workers: their parts may have one channel, and look like both.
         return _gathered(layer.exchange, part, len(weight), like=(x, weight))
 
@@ -191,7 +203,7 @@ class _Convolution(torch.autograd.Function):
             dweight = weight_gradient(x, shape, dy[:, rows], *how).to(ctx.dtypes[0])
         if needs_bias:
             dbias = dy[:, rows].sum((0, *range(2, dy.dim()))).to(ctx.dtypes[1])
-        return dx, dweight, dbias, None, None, None, None, None
+        return dx, dweight, dbias, None
 
 
 _CONVOLUTION_GRADIENTS: tuple[tuple[Callable[..., torch.Tensor], ...], ...] = (
@@ -282,10 +294,6 @@ def _autocast(x: torch.Tensor) -> tuple[torch.Tensor, torch.dtype | None]:
         return x, None
     dtype = torch.get_autocast_dtype("cpu")
     return x.to(dtype), dtype
-
-
-def _cast(weight: torch.Tensor, dtype: torch.dtype | None) -> torch.Tensor:
-    return weight if dtype is None else weight.to(dtype)
 
 
 def _detached(p: torch.Tensor | None) -> torch.Tensor | None:
