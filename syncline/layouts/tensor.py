@@ -9,7 +9,8 @@ compute is then the same on all of them. Not here: what is divided (`tensor_spli
 from __future__ import annotations
 
 import itertools
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from typing import NamedTuple
 
 import torch
@@ -61,9 +62,12 @@ class TensorSplit:
         self._leaf_of: dict[torch.Tensor, nn.Parameter] = {leaf.original: leaf.leaf for leaf in self.leaves}
         self._own = self.pieces(rank)
         self._exchange = ActivationExchange(collective)
-        self._modules = [model.get_submodule(layer.name) for layer in self.split.layers]
-        for layer, module in zip(self.split.layers, self._modules, strict=True):
-            divided = DividedAttention if layer.kind == "attention" else LAYERS[layer.kind]
+        self._modules = {model.get_submodule(layer.name): layer.kind for layer in self.split.layers}
+        self._divide()
+
+    def _divide(self) -> None:
+        for module, kind in self._modules.items():
+            divided = DividedAttention if kind == "attention" else LAYERS[kind]
             replace_forward(module, divided(self._exchange, self._leaf_of))
 
     @property
@@ -112,6 +116,19 @@ class TensorSplit:
             leaf.grad = None
         for p in self.parameters:
             p.grad = None
+
+    @contextmanager
+    def undivided(self) -> Iterator[None]:
+        """A context in which this worker computes the model by itself, as for evaluation with samples of its own.
+
+        The parameters are all there, in shared memory.
+        """
+        for module in self._modules:
+            restore_forward(module)
+        try:
+            yield
+        finally:
+            self._divide()
 
     def close(self) -> None:
         """Make the model compute by itself again; also after a failure in the middle of a pass."""

@@ -15,7 +15,7 @@ from torch import nn
 from torch.func import functional_call
 from torch.nn.utils.parametrizations import spectral_norm
 
-from syncline.comms.collective import Solo
+from syncline.comms.collective import Collective, Solo
 from syncline.compute.convolutions import use_algorithms
 from syncline.compute.tuning import Algorithms
 from syncline.errors import ConfigError
@@ -24,6 +24,7 @@ from syncline.layouts.tensor_split import row_pieces, split_of
 from syncline.layouts.tensor_summary import describe, exchanged_bytes
 from syncline.models.zoo import lenet, lstm, transformer
 from syncline.models.zoo.resnet import resnet18
+from syncline.testing.threads import run_on_threads
 
 SHAPES = st.lists(st.lists(st.integers(1, 40), max_size=3), min_size=1, max_size=12)
 
@@ -158,6 +159,25 @@ def test_copies_and_pickles_of_a_divided_model_compute_by_themselves():
     assert list(model) == modules
     assert [type(module) for module in model] == [nn.Linear, nn.ReLU, nn.Conv1d] != changed
     assert torch.equal(model(x), expected)
+
+
+def test_a_worker_can_compute_samples_of_its_own_in_between():
+    model, x = nn.Sequential(nn.Linear(8, 8), nn.ReLU(), nn.Linear(8, 5)), torch.randn(6, 8)
+    expected = model(x)
+    models = [copy.deepcopy(model) for _ in range(2)]
+
+    def work(collective: Collective) -> None:
+        model = models[collective.rank]
+        split = TensorSplit(model, collective, smallest_numbers=1)
+        with split.undivided():
+            own = model(x[: 2 + collective.rank])
+        together = model(x)
+        assert split.bytes_sent > 0
+        split.close()
+        torch.testing.assert_close(together, expected)
+        torch.testing.assert_close(own, expected[: 2 + collective.rank])
+
+    run_on_threads(2, work)
 
 
 def test_backward_leaves_gradients_of_rows_in_the_leaves_and_none_in_the_parameters():
