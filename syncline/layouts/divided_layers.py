@@ -1,7 +1,7 @@
 """Layers that the workers of a replica compute together.
 
 Here: what takes the place of a module's forward, for each kind of layer. Not here: which layers (`tensor_split.py`),
-attention (`divided_attention.py`), how the modules get it (`tensor.py`), and passing activations around
+attention (`divided_attention.py`), how the modules get it (`divided_model.py`), and passing activations around
 (`activation_exchange.py`).
 
 The input x of a layer, the gradient dy of its output, and the whole weight W, which lies in shared memory, are the same

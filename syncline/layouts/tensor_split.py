@@ -1,7 +1,7 @@
 """Which layers of a model the workers of a replica compute together, and which numbers each worker owns then.
 
 Here: `split_of`, a pure function of a model's modules and the number of workers, and `row_pieces`, a pure function of
-shapes. Not here: computing (`divided_layers.py`), applying it to a model (`tensor.py`), and describing it
+shapes. Not here: computing (`divided_layers.py`), applying it to a model (`divided_model.py`), and describing it
 (`tensor_summary.py`).
 
 A parameter of a divided layer is divided by rows, the indices of its first dimension: each worker computes the

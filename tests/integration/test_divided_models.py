@@ -28,7 +28,7 @@ from syncline.comms.collective import Collective
 from syncline.compute.recompute import recompute_activations
 from syncline.errors import ConfigError, PeerFailed
 from syncline.layouts.optimizer_shards import OptimizerShards
-from syncline.layouts.tensor import TensorSplit
+from syncline.layouts.divided_model import TensorSplit
 from syncline.models.zoo import lenet, lstm, mlp, transformer
 from syncline.models.zoo.resnet import resnet18
 from syncline.strategies.flat import FlatParameters

@@ -19,7 +19,7 @@ from syncline.comms.collective import Collective, Solo
 from syncline.compute.convolutions import use_algorithms
 from syncline.compute.tuning import Algorithms
 from syncline.errors import ConfigError
-from syncline.layouts.tensor import TensorSplit
+from syncline.layouts.divided_model import TensorSplit
 from syncline.layouts.tensor_split import row_pieces, split_of
 from syncline.layouts.tensor_summary import describe, exchanged_bytes
 from syncline.models.zoo import lenet, lstm, transformer
