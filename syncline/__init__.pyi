@@ -16,6 +16,9 @@ from syncline.errors import NonFiniteLoss as NonFiniteLoss
 from syncline.errors import SynclineError as SynclineError
 from syncline.errors import UnknownName as UnknownName
 from syncline.errors import WorkerFailed as WorkerFailed
+from syncline.layouts.pipeline import Pipeline as Pipeline
+from syncline.layouts.sharded import Sharded as Sharded
+from syncline.layouts.tensor import Tensor as Tensor
 from syncline.models.declared.declaration import Declared as Declared
 from syncline.models.declared.declaration import declared as declared
 from syncline.prediction import Prediction as Prediction

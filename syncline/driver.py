@@ -125,12 +125,12 @@ def explain_task(task: Task, config: RunConfig, *, data_dir: Path | None = None)
     strategy, layout = read_strategy(config.strategy), read_layout(config.layout)
     task = task.with_defaults().located(data_dir, None)
     plan = make_plan(task.facts(), config, Machine.here())
-    from syncline.workers.entry import parameter_shapes  # imports torch
+    from syncline.workers.entry import describe_spread, parameter_shapes  # imports torch
 
     shapes = parameter_shapes(task)
     parameter_bytes = sum(4 * math.prod(shape) for shape in shapes.values())
     lines = [*strategy_text.explain(strategy, plan.size, shapes), *layout.explain(plan.size, parameter_bytes)]
-    return "\n".join([plan.describe(), *lines])
+    return "\n".join([plan.describe(), *lines, *describe_spread(task, plan)])
 
 
 def run_script(script: Script, config: RunConfig, view: Observer) -> Result:

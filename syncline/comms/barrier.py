@@ -10,30 +10,19 @@ only if the word still holds the value that was read, so a wake-up cannot be mis
 
 from __future__ import annotations
 
-import ctypes
 import mmap
 import time
 from collections.abc import Callable, Sequence
 
+from syncline.comms.futex import Timespec, address_of, sleep_on, wake
 from syncline.errors import PeerFailed
 
 LINE_BYTES = 64
 """One cache line: counters of different ranks must not share one, or they slow each other down."""
 
-_SYS_FUTEX_X86_64 = 202
-_FUTEX_WAIT, _FUTEX_WAKE = 0, 1
-_ALL = 2**31 - 1
 _MASK = 2**32 - 1
 _SLICE_S = 0.2  # the longest sleep in one go: bounds how late an abort that raced with falling asleep is seen
 _CHECK_PARENT_S = 0.2  # how often a rank that waits in a child barrier checks whether the parent was aborted
-
-_libc = ctypes.CDLL(None, use_errno=True)
-
-
-class Timespec(ctypes.Structure):
-    """C's `struct timespec`."""
-
-    _fields_ = (("seconds", ctypes.c_long), ("nanoseconds", ctypes.c_long))
 
 
 class SharedBarrier:
@@ -51,12 +40,12 @@ class SharedBarrier:
         region = memoryview(memory)[offset : offset + self.bytes_needed(size)]
         self._words = region.cast("I")
         self._stride = LINE_BYTES // 4
-        first = ctypes.addressof(ctypes.c_char.from_buffer(region))
+        first = address_of(region)
         self._addresses = [first + r * LINE_BYTES for r in range(size + 1)]
         self._aborted_index = size * self._stride
         self._count = self._words[rank * self._stride]
         self._others = [r for r in range(size) if r != rank]
-        self._slice = Timespec(0, int(_SLICE_S * 1e9))
+        self._slice = Timespec.of(_SLICE_S)
 
     @staticmethod
     def bytes_needed(size: int) -> int:
@@ -70,11 +59,11 @@ class SharedBarrier:
         and a rank that is slow to leave must still see it.
         """
         if self._words[self._aborted_index]:
-            raise _aborted()
+            raise aborted()
         self._count = count = (self._count + 1) & _MASK
         words, stride = self._words, self._stride
         words[self.rank * stride] = count
-        _libc.syscall(_SYS_FUTEX_X86_64, ctypes.c_void_p(self._addresses[self.rank]), _FUTEX_WAKE, _ALL, None)
+        wake(self._addresses[self.rank])
         for other in self._others:
             index = other * stride
             if (words[index] - count) & _MASK >= 2**31:  # the other rank is behind; counters may wrap around
@@ -94,7 +83,7 @@ class SharedBarrier:
         """Make every rank's present and later `wait` raise `PeerFailed`."""
         self._words[self._aborted_index] = 1
         for address in self._addresses:
-            _libc.syscall(_SYS_FUTEX_X86_64, ctypes.c_void_p(address), _FUTEX_WAKE, _ALL, None)
+            wake(address)
 
     def _wait_for(self, other: int, index: int, count: int) -> None:
         words = self._words
@@ -108,14 +97,13 @@ class SharedBarrier:
                 # The other rank may have arrived before it aborted: only a count that is behind now stays behind.
                 if (words[index] - count) & _MASK < 2**31:
                     return
-                raise _aborted()
+                raise aborted()
             now = time.monotonic()
             if now < spin_until:
                 continue
             if now - start > self._timeout_s:
-                raise _timed_out(other, self._timeout_s)
-            address = ctypes.c_void_p(self._addresses[other])
-            _libc.syscall(_SYS_FUTEX_X86_64, address, _FUTEX_WAIT, ctypes.c_uint32(seen), ctypes.byref(self._slice))
+                raise timed_out(other, self._timeout_s)
+            sleep_on(self._addresses[other], seen, self._slice)
 
 
 class ChildBarrier(SharedBarrier):
@@ -163,14 +151,14 @@ class ChildBarrier(SharedBarrier):
                     raise
             self._check_parent()
             if time.monotonic() > until and not self.is_aborted:
-                raise _timed_out(self.names[other], self._total_timeout_s)
+                raise timed_out(self.names[other], self._total_timeout_s)
 
 
-def _aborted() -> PeerFailed:
+def aborted() -> PeerFailed:
     return PeerFailed("The exchange was aborted because another worker failed.", code="aborted")
 
 
-def _timed_out(rank: int, timeout_s: float) -> PeerFailed:
+def timed_out(rank: int, timeout_s: float) -> PeerFailed:
     return PeerFailed(
         f"Rank {rank} did not reach the exchange within {timeout_s:g} s.",
         code="timeout",

@@ -18,7 +18,7 @@ import time
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
-from syncline.comms.barrier import Timespec
+from syncline.comms.futex import Timespec
 from syncline.errors import PeerFailed
 
 if TYPE_CHECKING:

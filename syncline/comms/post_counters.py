@@ -12,7 +12,6 @@ was written before it.
 from __future__ import annotations
 
 import contextlib
-import ctypes
 import mmap
 import os
 import select
@@ -20,7 +19,8 @@ import struct
 import time
 from collections.abc import Sequence
 
-from syncline.comms.barrier import LINE_BYTES, Timespec
+from syncline.comms.barrier import LINE_BYTES
+from syncline.comms.futex import Timespec, address_of, sleep_on, wake
 
 DESCRIPTIONS = 16
 """How many of a rank's posts may be unread at a time."""
@@ -29,12 +29,7 @@ _MADE, _READ, _LEFT = 0, 1, 2
 _DESCRIPTION = struct.Struct("<QQ")  # what the post is for; its size in bytes
 _ROW_BYTES = LINE_BYTES + DESCRIPTIONS * _DESCRIPTION.size
 _MASK = 2**32 - 1
-_SYS_FUTEX_X86_64 = 202
-_FUTEX_WAIT, _FUTEX_WAKE = 0, 1
-_ALL = 2**31 - 1
 _SLICE_S = 0.2  # the longest sleep in one go: how late the end of another process is noticed
-
-_libc = ctypes.CDLL(None, use_errno=True)
 
 
 class PostCounters:
@@ -48,9 +43,9 @@ class PostCounters:
         self._rank, self._spin_s, self._timeout_s = rank, spin_s, timeout_s
         region = memoryview(memory)[: self.bytes_needed(len(pids))]
         self._words = region.cast("I")
-        self._first = ctypes.addressof(ctypes.c_char.from_buffer(region))
+        self._first = address_of(region)
         self._others = [r for r in range(len(pids)) if r != rank]
-        self._slice = Timespec(0, int(_SLICE_S * 1e9))
+        self._slice = Timespec.of(_SLICE_S)
         self._processes = {r: os.pidfd_open(pids[r]) for r in self._others}
 
     @staticmethod
@@ -110,10 +105,10 @@ class PostCounters:
         self._wake(kind)
 
     def _wake(self, kind: int) -> None:
-        _libc.syscall(_SYS_FUTEX_X86_64, self._address(self._rank, kind), _FUTEX_WAKE, _ALL, None)
+        wake(self._address(self._rank, kind))
 
-    def _address(self, rank: int, kind: int) -> ctypes.c_void_p:
-        return ctypes.c_void_p(self._first + 4 * _word(rank, kind))
+    def _address(self, rank: int, kind: int) -> int:
+        return self._first + 4 * _word(rank, kind)
 
     def _wait(self, rank: int, kind: int, number: int) -> None:
         words, index = self._words, _word(rank, kind)
@@ -132,8 +127,7 @@ class PostCounters:
             if waited_s < self._spin_s:
                 continue
             self._check(rank, waited_s)
-            value, limit = ctypes.c_uint32(seen), ctypes.byref(self._slice)
-            _libc.syscall(_SYS_FUTEX_X86_64, self._address(rank, kind), _FUTEX_WAIT, value, limit)
+            sleep_on(self._address(rank, kind), seen, self._slice)
 
     def _check(self, rank: int, waited_s: float) -> None:
         if waited_s > self._timeout_s:

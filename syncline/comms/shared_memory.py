@@ -23,7 +23,8 @@ from collections.abc import Callable, Mapping, Sequence
 
 import torch
 
-from syncline.comms.barrier import ChildBarrier, SharedBarrier
+from syncline.comms.barrier import LINE_BYTES, ChildBarrier, SharedBarrier
+from syncline.comms.channel import Channel
 from syncline.comms.collective import Collective, Solo, check_mixing, mixed, takers
 from syncline.comms.overlapped_sum import OverlappedSum, add_up
 from syncline.comms.segment import STAGE_BYTES, ControlLayout, Segment
@@ -117,6 +118,28 @@ class SharedMemory:
 
         memory = self._tensors.map_segment(OverlappedSum.bytes_needed(self.size, len(parts)))
         return OverlappedSum(memory, copies, parts, rank=self.rank, barrier=self._barrier.wait, count=count)
+
+    def open_channels(
+        self, routes: Sequence[tuple[int, int]], *, slots: int, slot_bytes: int
+    ) -> dict[tuple[int, int], Channel]:
+        """This rank's channels among those from one rank to another; all ranks call this together."""
+        slot_bytes = -(-slot_bytes // LINE_BYTES) * LINE_BYTES
+        size = Channel.bytes_needed(slots, slot_bytes)
+        memory = memoryview(self._tensors.map_segment(max(1, len(routes)) * size))
+        return {
+            (source, target): Channel(
+                memory[number * size : (number + 1) * size],
+                is_sender=source == self.rank,
+                slots=slots,
+                slot_bytes=slot_bytes,
+                peer=self._barrier.names[target if source == self.rank else source],
+                is_over=self._barrier.is_over,
+                spin_s=self._spin_s,
+                timeout_s=self._timeout_s,
+            )
+            for number, (source, target) in enumerate(routes)
+            if self.rank in (source, target)
+        }
 
     def mix_(self, tensor: torch.Tensor, mixing: Mapping[int, Mapping[int, float]]) -> None:
         check_mixing(tensor, mixing, self.size)

@@ -66,10 +66,35 @@ class _Segments(nn.Sequential):
     """A chain of layers in segments, each of which keeps only its input."""
 
     def forward(self, input: Any) -> Any:  # the name is torch's
-        layers = list(self)
-        for low, high in _segments(layers):
-            input = _recomputed(self, functools.partial(_run, layers[low:high]), input)
+        for segment in self._parts():
+            input = segment(input)
         return input
+
+    def _parts(self) -> tuple[Segment, ...]:
+        """The segments. They are made once, and are not among the children: the layers keep their names."""
+        made: tuple[Segment, ...] | None = vars(self).get("_made_parts")
+        layers = list(self)
+        if made is None or [layer for part in made for layer in part.layers] != layers:
+            made = tuple(Segment(self, layers[low:high]) for low, high in _segments(layers))
+            vars(self)["_made_parts"] = made
+        return made
+
+
+class Segment(nn.Module):
+    """Some layers of a chain. It has parameters and buffers of the chain, and none of its own."""
+
+    def __init__(self, chain: nn.Module, layers: list[nn.Module]) -> None:
+        super().__init__()
+        self.layers = nn.ModuleList(layers)
+        self._chain = (chain,)  # in a tuple, because it is not a part of the segment
+
+    def forward(self, input: Any) -> Any:  # the name is torch's
+        return _recomputed(self._chain[0], functools.partial(_run, list(self.layers)), input)
+
+
+def is_recomputed(module: nn.Module) -> bool:
+    """Whether the module keeps only its input."""
+    return isinstance(module, (_Recomputing, Segment))
 
 
 def _recomputed(block: nn.Module, forward: Callable[..., Any], *inputs: Any, **options: Any) -> Any:

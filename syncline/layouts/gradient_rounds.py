@@ -1,8 +1,9 @@
-"""Gradients that workers sum in rounds during a backward pass, each worker its own part.
+"""Gradients that the workers of a lane sum in rounds during a backward pass, each worker its own part.
 
 Here: `GradientRounds`. A round is complete when backward has made the gradients of all parameters in it. Then each
-worker copies its own into shared memory, and sums its part of what all workers have put there; the rest is not kept.
-Not here: which numbers a round has (`shards.py`), and what is done with the sums (`sharded.py`).
+worker copies its own into shared memory, and sums its part of what all workers have put there; the rest is not kept. In
+several replicas, the shards with the same number sum the same part, each for its own replica. Not here: which numbers a
+round has (`shards.py`), and what is done with the sums (`shared_model.py`).
 """
 
 from __future__ import annotations
@@ -21,7 +22,8 @@ from syncline.strategies.flat import dense_strides
 class GradientRounds:
     """One worker's side of summing the gradients of `parameters`, which lie in `sums` one after another.
 
-    `staging` is shared by all workers: two slots, each with room for a round of every worker.
+    `collective` is that of the lane, `shard` this worker's place among the `shards` of its replica. `staging` is shared
+    by the lane: two slots, each with room for a round of every worker; a lane of one worker needs none.
     """
 
     def __init__(
@@ -29,11 +31,14 @@ class GradientRounds:
         parameters: Sequence[nn.Parameter],
         rounds: Sequence[SumRound],
         sums: torch.Tensor,
-        staging: torch.Tensor,
+        staging: torch.Tensor | None,
         collective: Collective,
+        *,
+        shard: int,
+        shards: int,
     ) -> None:
         self._parameters, self._rounds, self._staging, self._collective = parameters, rounds, staging, collective
-        self._owned_ranges = [round.owned(collective.rank, collective.size) for round in rounds]
+        self._owned_ranges = [round.owned(shard, shards) for round in rounds]
         self.owned = [sums[low:high] for low, high in self._owned_ranges]
         """What this worker sums, round by round."""
         self.bytes_sent = 0
@@ -83,9 +88,12 @@ class GradientRounds:
 
     def _sum_next(self, weight: float) -> None:
         number, collective = self._next, self._collective
+        self._next += 1
+        if self._staging is None:
+            self._fill(self.owned[number], self._rounds[number], weight)
+            return
         slot, (low, high) = self._staging[number % 2], self._rounds[number].whole
         self._fill(slot[collective.rank], self._rounds[number], weight)
-        self._next += 1
         # A slot is filled again two rounds later: then all have reached the barrier of the next round, after this sum.
         collective.barrier()
         mine = self._owned_ranges[number]

@@ -1,9 +1,13 @@
-"""Layouts as data: reading them from text, and which runs they fit.
+"""Layouts as data: reading them from text, their products, and which runs they fit.
 
-    replicated      each worker holds the whole model
-    sharded         all workers together hold one: each has an equal part of parameters, gradients and optimizer state
+    replicated                  each worker holds the whole model
+    sharded, sharded(n)         n workers (by default all) hold a replica together, each an equal part of every layer
+    pipeline(n)                 n workers hold a replica together, each some of its layers
+    tensor(n)                   n workers hold a replica together, each a slice of every large layer
+    pipeline(2) x sharded(2)    products: here four workers
 
-Here: `Layout`, `read_layout` and `Layout.check`. Not here: what a worker does (`sharded.py`).
+Here: `Layout`, `read_layout` and `Layout.check`. Not here: the parts (`sharded.py`, `pipeline.py`, `tensor.py`), which
+worker has which place (`grid.py`), and what a worker does (`shared_model.py`).
 """
 
 from __future__ import annotations
@@ -11,114 +15,176 @@ from __future__ import annotations
 import importlib
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, ClassVar
+from dataclasses import dataclass, fields
+from typing import TYPE_CHECKING, Any
 
 from syncline.errors import ConfigError, UnknownName
+from syncline.layouts.grid import Grid, fitted
+from syncline.layouts.part import Part, invalid
+from syncline.layouts.pipeline import Pipeline
+from syncline.layouts.sharded import Sharded
+from syncline.layouts.tensor import Tensor
 from syncline.strategies.method import Method, RunConditions
 
 if TYPE_CHECKING:
+    from syncline.layouts.shared_model import SharedModelExchange
+    from syncline.layouts.spread import Spread
     from syncline.strategies.exchange import Exchange, Replica
 
-_TEXT = re.compile(r"(?P<name>[\w-]+)\s*(\((?P<argument>.*)\))?", re.DOTALL)
+_PART = re.compile(r"(?P<name>[\w-]+)\s*(\((?P<arguments>[^()]*)\))?")
+_TIMES = re.compile(r"(?<=[\s)])(?:x|\*|×)(?=\s)|\*|×")
+
+REPLICATED = "replicated"
+PARTS: Mapping[str, type[Part]] = {part.name: part for part in (Pipeline, Tensor, Sharded)}
+LAYOUTS = (REPLICATED, *PARTS)
 
 
 @dataclass(frozen=True)
 class Layout:
-    """How a replica is spread over workers; the base is `replicated`."""
+    """How a replica is spread over workers; without any part, each worker holds one."""
 
-    name: ClassVar[str] = "replicated"
-    keeps_gradients_whole: ClassVar[bool] = True
-    """Whether each worker holds all gradients at the end of a backward pass."""
+    pipeline: Pipeline | None = None
+    tensor: Tensor | None = None
+    sharded: Sharded | None = None
+
+    @classmethod
+    def of(cls, *parts: Part) -> Layout:
+        """The product of the parts, in any order."""
+        names = [part.name for part in parts]
+        for part in parts:
+            if names.count(part.name) > 1:
+                raise invalid(part.name, "...", "a product has each part once", nearest=str(part))
+        return cls(**{part.name: part for part in parts})  # type: ignore[arg-type]
+
+    @property
+    def parts(self) -> tuple[Part, ...]:
+        return tuple(part for part in (self.pipeline, self.tensor, self.sharded) if part is not None)
 
     def __str__(self) -> str:
-        return self.name
+        return " x ".join(str(part) for part in self.parts) or REPLICATED
+
+    def __mul__(self, other: Part | Layout) -> Layout:
+        return Layout.of(*self.parts, *(other.parts if isinstance(other, Layout) else (other,)))
+
+    @property
+    def is_replicated(self) -> bool:
+        """Whether each worker holds the whole model."""
+        return not self.parts
+
+    def grid(self, workers: int) -> Grid:
+        """The place of each of so many workers."""
+        shards = 1 if self.sharded is None else self.sharded.n
+        stages = 1 if self.pipeline is None else self.pipeline.stages
+        slices = 1 if self.tensor is None else self.tensor.slices
+        return fitted(workers, shards=shards, stages=stages, slices=slices)
+
+    @property
+    def least_workers(self) -> int:
+        """How many workers one replica takes."""
+        shards = 1 if self.sharded is None else self.sharded.n or 1
+        return shards * self.grid(2**20).per_team
 
     def check(self, strategy: str, method: Method, run: RunConditions, *, has_memory_limit: bool = False) -> None:
         """`ConfigError` if a run cannot have this layout, with the nearest one that it can have."""
-
-    def explain(self, workers: int, parameter_bytes: int) -> list[str]:
-        """What `syncline explain` says about it."""
-        del workers, parameter_bytes
-        return []
-
-    def exchange(self, replica: Replica, method: Method) -> Exchange:
-        """What a worker does in each step; here, what the strategy says."""
-        return method.exchange(replica)
-
-    def bytes_of_others(self, exchange: Exchange) -> int:
-        """How much of the memory that a worker maps counts as that of other workers."""
-        del exchange
-        return 0
-
-
-@dataclass(frozen=True)
-class Sharded(Layout):
-    """All workers hold one model together, in memory that they share."""
-
-    name: ClassVar[str] = "sharded"
-    keeps_gradients_whole: ClassVar[bool] = False
-
-    def check(self, strategy: str, method: Method, run: RunConditions, *, has_memory_limit: bool = False) -> None:
+        if self.is_replicated:
+            return
         if has_memory_limit:
             why = "--memory-limit measures steps that hold all gradients"
             raise self._refusal(why, "memory-limit", "--accumulate for smaller micro-batches")
         if run.is_own_loop:
             raise self._refusal("a script steps with its own optimizer, which holds whole parameters", "own-loop")
-        if not method.sums_exact_gradients:
-            why = f"all workers hold one model together, and {strategy} works between several"
-            raise self._refusal(why, "strategy", "--strategy allreduce")
+        self._check_strategy(strategy, method, run)
+        self._check_workers(run.workers)
         if run.workers > 1 and (run.hosts > 1 or not run.shares_memory):
             raise self._refusal("its workers must be on one host, on CPUs, and share memory", "no-shared-memory")
 
+    def _check_workers(self, workers: int) -> None:
+        least = self.least_workers
+        if workers == 1 or workers % least == 0:
+            return
+        below, above = workers // least * least, (workers // least + 1) * least
+        fitting = " or ".join(str(n) for n in (below, above) if n)
+        raise self._refusal(
+            f"a replica takes {least} workers, and --workers {workers} is not a multiple of that",
+            "workers",
+            f"--workers {fitting}",
+        )
+
+    def _check_strategy(self, strategy: str, method: Method, run: RunConditions) -> None:
+        if method.sums_exact_gradients:
+            return
+        why = f"all workers hold one model together, and {strategy} works between several"
+        if self.grid(run.workers).replicas > 1:
+            why = f"{strategy} is not supported between replicas that are spread over several workers"
+        raise self._refusal(why, "strategy", "--strategy allreduce")
+
     def _refusal(self, why: str, reason: str, instead: str = "") -> ConfigError:
         return ConfigError(
-            f"--layout sharded is not possible: {why}. Use {f'{instead}, or ' if instead else ''}--layout replicated.",
+            f"--layout {self} is not possible: {why}. Use {f'{instead}, or ' if instead else ''}--layout replicated.",
             code="layout",
-            layout=self.name,
+            layout=str(self),
             reason=reason,
-            nearest="replicated",
+            nearest=REPLICATED,
         )
 
     def explain(self, workers: int, parameter_bytes: int) -> list[str]:
-        whole = 2 * parameter_bytes
-        return [
-            "Parameters, gradients and optimizer state exist once, in memory that all workers share, and each worker "
-            f"updates an equal part: {whole / workers / 1e6:,.1f} MB of parameters and gradients per worker instead of "
-            f"{whole / 1e6:,.1f} MB, and as much less optimizer state.",
-            "If a worker fails during its update, another completes it; before, all repeat the step.",
-        ]
+        """What `syncline explain` says about it."""
+        grid = self.grid(workers)
+        lines = [line for part in self.parts for line in part.explain(grid, parameter_bytes)]
+        if lines and grid.replicas > 1:
+            lines.insert(0, f"{grid.replicas} replicas of {grid.per_replica} workers each.")
+        return lines
 
-    def exchange(self, replica: Replica, method: Method) -> Exchange:
-        made: Exchange = (
-            method.exchange(replica) if replica.collective.size == 1 else _sharded().ShardedExchange(replica, method)
-        )
+    def exchange(self, replica: Replica, method: Method, spread: Spread | None) -> Exchange:
+        """What a worker does in each step; where each holds the whole model, what the strategy says."""
+        if spread is None:
+            return method.exchange(replica)
+        made: SharedModelExchange = _shared_model().SharedModelExchange(replica, method, self, spread)
         return made
 
     def bytes_of_others(self, exchange: Exchange) -> int:
-        return exchange.bytes_of_others() if isinstance(exchange, _sharded().ShardedExchange) else 0
+        """How much of the memory that a worker maps counts as that of other workers."""
+        is_shared = not self.is_replicated and isinstance(exchange, _shared_model().SharedModelExchange)
+        return exchange.bytes_of_others() if is_shared else 0  # type: ignore[attr-defined]
 
 
-def _sharded() -> Any:
+def _shared_model() -> Any:
     """Loaded when it is needed: it imports torch, and the planner reads layouts without it."""
-    return importlib.import_module("syncline.layouts.sharded")
-
-
-LAYOUTS: Mapping[str, type[Layout]] = {layout.name: layout for layout in (Layout, Sharded)}
+    return importlib.import_module("syncline.layouts.shared_model")
 
 
 def read_layout(text: str) -> Layout:
     """The layout that `text` describes; `ConfigError` says what is wrong with it."""
-    found = _TEXT.fullmatch(text.strip())
-    name = found["name"] if found is not None else text.strip()
+    parts = [_read_part(part.strip()) for part in _TIMES.split(text.strip())]
+    return Layout.of(*(part for part in parts if part is not None))
+
+
+def _read_part(text: str) -> Part | None:
+    """A part of a product; None for `replicated`."""
+    found = _PART.fullmatch(text)
+    name = found["name"] if found is not None else text
     if name not in LAYOUTS:
         raise UnknownName.among("layout", name, LAYOUTS)
-    if found is not None and found["argument"] is not None:
-        raise ConfigError(
-            f"The layout {name} takes no argument: it is for all workers of the run. Write --layout {name}.",
-            code="layout",
-            layout=name,
-            reason="argument",
-            nearest=name,
-        )
-    return LAYOUTS[name]()
+    arguments = found["arguments"] if found is not None else None
+    if name == REPLICATED:
+        if arguments is not None:
+            raise invalid(name, arguments, "it takes no argument", nearest=REPLICATED)
+        return None
+    return PARTS[name](**_read_arguments(PARTS[name], arguments or ""))
+
+
+def _read_arguments(part: type[Part], text: str) -> dict[str, Any]:
+    """The arguments of a part; the first may be without its name."""
+    read: dict[str, Any] = {}
+    known = [field.name for field in fields(part)]
+    for number, argument in enumerate(filter(None, (piece.strip() for piece in text.split(",")))):
+        name, equals, value = (piece.strip() for piece in argument.partition("="))
+        if not equals:
+            name, value = ("n", name) if number == 0 else (name, "")
+        if name not in known:
+            raise UnknownName.option(part.name, name, known)
+        is_number = name in ("n", "micro_batches")
+        if is_number and not value.isdigit():
+            raise invalid(part.name, argument, f"{name} must be a number")
+        read[name] = int(value) if is_number else value
+    return read

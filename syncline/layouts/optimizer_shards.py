@@ -9,7 +9,7 @@ An update is made in chunks. Before each, what it changes is copied to a log, an
 workers see it. If a worker dies in the middle, another one restores the chunk and makes the rest of the update
 (`complete`).
 
-Not here: gradients and parameters (`sharded.py`), and who owns what (`shards.py`).
+Not here: gradients and parameters (`shared_model.py`), and who owns what (`shards.py`).
 """
 
 from __future__ import annotations
@@ -66,7 +66,7 @@ class OptimizerShards:
         rank: int,
         allocate: Allocate,
     ) -> None:
-        """`pieces` are those of every worker. All workers hold the same state, and call this together."""
+        """`pieces` are those of every worker of the replica. All hold the same state, and call this together."""
         check_by_number(optimizer)
         self._optimizer, self._parameters, self._rank, self._allocate = optimizer, list(parameters), rank, allocate
         self._flat, self._gradients = flat, gradients
@@ -196,7 +196,7 @@ class OptimizerShards:
             others = {name: value for name, value in state.items() if name not in by_number}
             if any(bool(others.get(name) != value) for name, value in self._scalars[group].items()):
                 raise ConfigError(
-                    "--layout sharded needs parameters that have all been trained from the beginning; some of this "
+                    "This layout needs parameters that have all been trained from the beginning; some of this "
                     "model were frozen for a time. Use --layout replicated.",
                     code="layout", layout="sharded", reason="frozen", nearest="replicated",
                 )  # fmt: skip
@@ -228,10 +228,11 @@ class OptimizerShards:
     def _parts_of(self, rank: int) -> list[_Chunk]:
         chunks = []
         for pieces in self._chunks[rank]:
-            wheres = [slice(low, high) for _, low, high in pieces]
+            wheres = [slice(piece.low, piece.high) for piece in pieces]
+            gradients = [self._gradients[p.gradient : p.gradient + p.high - p.low] for p in pieces]
             parts = [
-                _Part(_with_gradient(self._flat[where], self._gradients[where]), self._group_of[piece.parameter], where)
-                for piece, where in zip(pieces, wheres, strict=True)
+                _Part(_with_gradient(self._flat[where], gradient), self._group_of[piece.parameter], where)
+                for piece, where, gradient in zip(pieces, wheres, gradients, strict=True)
             ]
             changed, log = [], []
             if self.is_recoverable:
@@ -325,7 +326,7 @@ def check_by_number(optimizer: torch.optim.Optimizer) -> None:
     if not is_same:
         name = type(optimizer).__name__
         raise ConfigError(
-            f"--layout sharded updates parts of parameters, and {name} looks at whole ones: the result would differ. "
+            f"This layout updates parts of parameters, and {name} looks at whole ones: the result would differ. "
             "Use an optimizer that treats each number by itself, such as SGD or AdamW, or --layout replicated.",
             code="layout", layout="sharded", reason="optimizer", optimizer=name, nearest="replicated",
         )  # fmt: skip

@@ -1,7 +1,8 @@
 """Which numbers of a model each worker owns, when its parameters lie one after another in a flat vector.
 
-Here: pure functions of sizes. Gradients are summed in rounds, from the end of the vector to its beginning, as a
-backward pass completes them; each worker owns an equal part of every round. Not here: the memory (`sharded.py`).
+Here: pure functions of sizes. A lane (`grid.py`) computes the gradients of some parameters, or of parts of them: its
+*leaves*. It sums them in rounds, from the last leaf to the first, as a backward pass completes them; each of its shards
+owns an equal part of every round. Not here: the memory (`shared_model.py`).
 """
 
 from __future__ import annotations
@@ -19,12 +20,22 @@ class Range(NamedTuple):
     high: int
 
 
-class Piece(NamedTuple):
-    """A part of one parameter."""
+class Leaf(NamedTuple):
+    """A parameter, or a part of one, whose gradient a lane computes: numbers of the flat vector."""
 
     parameter: int
     low: int
     high: int
+
+
+class Piece(NamedTuple):
+    """A part of one parameter that a worker owns: numbers of the flat vector."""
+
+    parameter: int
+    low: int
+    high: int
+    gradient: int
+    """Where its gradients begin in the vector of summed gradients, in which the leaves of each lane are together."""
 
 
 class SumRound(NamedTuple):
@@ -51,31 +62,55 @@ def rounds_of(sizes: Sequence[int], limit: int) -> list[SumRound]:
     return rounds
 
 
-def pieces_of(sizes: Sequence[int], rounds: Sequence[SumRound], rank: int, size: int) -> list[Piece]:
-    """What one worker owns, parameter by parameter."""
+def whole_leaves(sizes: Sequence[int]) -> list[Leaf]:
+    """All parameters, as the leaves of a single lane."""
     starts = _starts(sizes)
+    return [Leaf(n, starts[n], starts[n + 1]) for n in range(len(sizes))]
+
+
+def sizes_of(leaves: Sequence[Leaf]) -> list[int]:
+    return [leaf.high - leaf.low for leaf in leaves]
+
+
+def pieces_of(
+    leaves: Sequence[Leaf], rounds: Sequence[SumRound], shard: int, shards: int, first: int = 0
+) -> list[Piece]:
+    """What one shard of a lane owns, leaf by leaf; the lane's summed gradients begin at `first`."""
+    starts = _starts(sizes_of(leaves))
     pieces = []
     for round in rounds:
-        low, high = round.owned(rank, size)
+        low, high = round.owned(shard, shards)
         for n in round.parameters:
-            first, last = max(low, starts[n]), min(high, starts[n + 1])
-            if first < last:
-                pieces.append(Piece(n, first, last))
+            begin, end = max(low, starts[n]), min(high, starts[n + 1])
+            if begin < end:
+                at = leaves[n].low - starts[n]
+                pieces.append(Piece(leaves[n].parameter, at + begin, at + end, first + begin))
     return sorted(pieces)
+
+
+def pieces_by_rank(lanes: Sequence[Sequence[Leaf]], shards: int, limit: int) -> list[list[Piece]]:
+    """What each worker of a replica owns, in the order of their ranks: shard by shard, and in it lane by lane."""
+    firsts = _starts([sum(sizes_of(leaves)) for leaves in lanes])
+    rounds = [rounds_of(sizes_of(leaves), limit) for leaves in lanes]
+    return [
+        pieces_of(leaves, rounds[lane], shard, shards, firsts[lane])
+        for shard in range(shards)
+        for lane, leaves in enumerate(lanes)
+    ]
 
 
 def chunks_of(pieces: Sequence[Piece], limit: int) -> list[list[Piece]]:
     """The pieces in the order of updating, in chunks of up to `limit` numbers; larger pieces are cut."""
     chunks: list[list[Piece]] = []
     room = 0
-    for parameter, low, high in pieces:
+    for parameter, low, high, gradient in pieces:
         while low < high:
             if not room:
                 chunks.append([])
                 room = limit
             taken = min(room, high - low)
-            chunks[-1].append(Piece(parameter, low, low + taken))
-            low, room = low + taken, room - taken
+            chunks[-1].append(Piece(parameter, low, low + taken, gradient))
+            low, gradient, room = low + taken, gradient + taken, room - taken
     return chunks
 
 

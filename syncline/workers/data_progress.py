@@ -33,7 +33,7 @@ class DataProgress:
         """Where this worker is, and where the current View started."""
         self.assignment = self.assignment_from(self.position)
         self.rank: int | None = None
-        """This worker's rank in the assignment; None if it has no share of it."""
+        """Which share of the assignment this worker computes; None if it has none."""
         self.holders: tuple[int, ...] = ()
         """The worker_id that has each share of the assignment, by the assignment's ranks."""
         self.generation = 0
@@ -51,13 +51,16 @@ class DataProgress:
 
     def assignment_from(self, position: Position, requeued: tuple[Range, ...] = ()) -> Assignment:
         """The work of the current members from `position` on."""
-        return Assignment(position, self._session.plan.size, self.order.count, self.order.batch, self.epochs, requeued)
+        return Assignment(
+            position, self._session.grid.shares, self.order.count, self.order.batch, self.epochs, requeued
+        )
 
     def begin_assignment(self, assignment: Assignment) -> None:
         """Continue at the start of `assignment`, with the members of the current View."""
         self.assignment = assignment
         self.position = self.start = assignment.start
-        self._divide_among(self._session.members)
+        self._divide_among(self._session.share_holders)
+        self.rank = self._session.share_rank  # workers of a team compute a share together, and one of them holds it
         self.inherited_at = None
         self.generation += 1
 
@@ -98,7 +101,7 @@ class DataProgress:
             for rank, holder in enumerate(self.holders)
         }
         self.report_used()
-        self.begin_assignment(self.assignment.next(self._session.plan.size, applied))
+        self.begin_assignment(self.assignment.next(self._session.grid.shares, applied))
         if opens_view:
             self.open_view(from_checkpoint=False)
 
@@ -115,7 +118,7 @@ class DataProgress:
         self._add_to_ledger(
             Opened(
                 view=self.view,
-                members=self._session.members,
+                members=self._session.share_holders,
                 start=astuple(self.start),
                 count=self.order.count,
                 batch=self.order.batch,
@@ -129,7 +132,8 @@ class DataProgress:
     def advance(self, share: Share, *, is_skipped: bool = False) -> None:
         """Record that this worker has used `share`, or that the user's loop has skipped it."""
         self.position = share.after
-        (self._skipped if is_skipped else self._tally).add(share.ranges, share.after.step)
+        if self._session.worker_id in self.holders:
+            (self._skipped if is_skipped else self._tally).add(share.ranges, share.after.step)
         if time.monotonic() - self._reported_at > _REPORT_EVERY_S:
             self.report_used()
 

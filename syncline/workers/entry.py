@@ -37,11 +37,12 @@ from syncline.workers.job import Job
 from syncline.workers.link import Link
 from syncline.workers.loop import train
 from syncline.workers.session import Session
+from syncline.workers.spreading import describe_spread
 from syncline.workers.stepper import Stepper
 from syncline.workers.torchrun import TorchrunScript
 from syncline.workers.train_state import load_model
 
-__all__ = ["load_trained_model", "parameter_shapes", "run_worker"]
+__all__ = ["describe_spread", "load_trained_model", "parameter_shapes", "run_worker"]
 
 _SAMPLES_SHOWN = 8
 """How many of the samples in flight a failure report names."""

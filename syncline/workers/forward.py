@@ -21,19 +21,7 @@ from syncline.workers.build import Loss
 
 def loss_of(model: torch.nn.Module, loss: Loss, batch: Any) -> tuple[torch.Tensor, torch.Tensor, Any]:
     """The loss of a batch, the model's output and the target."""
-    if isinstance(batch, (tuple, list)) and len(batch) == 1:
-        batch = batch[0]  # the batch of a single array
-    if isinstance(batch, torch.Tensor):
-        inputs, target = (batch,), batch
-    elif isinstance(batch, (tuple, list)) and len(batch) >= 2:
-        inputs, target = tuple(batch[:-1]), batch[-1]
-    else:
-        raise ConfigError(
-            f"A batch of the data is a {type(batch).__name__}, but the built-in loop takes (input, target) pairs or "
-            "single tensors. For anything else write your own loop and start it with 'syncline run my_loop.py'.",
-            code="batch-type",
-            type=type(batch).__name__,
-        )
+    inputs, target = inputs_and_target(batch)
     output: Any = None
     try:
         output = model(*inputs)
@@ -45,6 +33,27 @@ def loss_of(model: torch.nn.Module, loss: Loss, batch: Any) -> tuple[torch.Tenso
             f"The batch had inputs {shapes} and target {_shape(target)}{made}. Check that model, loss and data match."
         )
         raise
+    return checked_loss(value, model), output, target
+
+
+def inputs_and_target(batch: Any) -> tuple[tuple[Any, ...], Any]:
+    """What a batch gives to the model, and what to the loss."""
+    if isinstance(batch, (tuple, list)) and len(batch) == 1:
+        batch = batch[0]  # the batch of a single array
+    if isinstance(batch, torch.Tensor):
+        return (batch,), batch
+    if isinstance(batch, (tuple, list)) and len(batch) >= 2:
+        return tuple(batch[:-1]), batch[-1]
+    raise ConfigError(
+        f"A batch of the data is a {type(batch).__name__}, but the built-in loop takes (input, target) pairs or "
+        "single tensors. For anything else write your own loop and start it with 'syncline run my_loop.py'.",
+        code="batch-type",
+        type=type(batch).__name__,
+    )
+
+
+def checked_loss(value: torch.Tensor, model: torch.nn.Module) -> torch.Tensor:
+    """The loss of a model, with the weight penalties of a declared one in training; refused if it is no scalar."""
     _check_loss(value, model)
     if value.dim() != 0:
         raise ConfigError(
@@ -54,7 +63,7 @@ def loss_of(model: torch.nn.Module, loss: Loss, batch: Any) -> tuple[torch.Tenso
         )
     if model.training and (penalty := penalty_of(model)) is not None:
         value = value + penalty
-    return value, output, target
+    return value
 
 
 def check_trainable(model: torch.nn.Module) -> None:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import replace
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 import torch
@@ -23,15 +23,19 @@ from syncline.data.order import SampleOrder, Share, hold_out
 from syncline.data.prefetch import Fetched, InlineFetcher, Prefetcher, prefetched
 from syncline.data.source import DatasetSource
 from syncline.errors import NonFiniteLoss, PeerFailed
+from syncline.layouts.spread import Spread
+from syncline.layouts.stage_runner import MicroBatch, StageRunner
 from syncline.planning.plan import Plan
 from syncline.task import Task
 from syncline.telemetry.events import WarningMessage
 from syncline.workers.build import build_loss, build_model, build_optimizer, build_schedule, build_sources
 from syncline.workers.calibrate import CalibrationTrial, find_tuning
 from syncline.workers.evaluate import Evaluator
-from syncline.workers.forward import check_trainable, correct_fraction, loss_of, pieces, to_device
+from syncline.workers.forward import check_trainable, checked_loss, inputs_and_target, loss_of, pieces, to_device
+from syncline.workers.loss_tally import Local, LossTally
 from syncline.workers.micro_batches import MicroBatches
 from syncline.workers.session import Session
+from syncline.workers.spreading import Spreader, pipeline_micro_batches
 from syncline.workers.stages import Stages
 from syncline.workers.stepper import Stepper
 from syncline.workers.train_state import Parts, TrainState
@@ -43,13 +47,6 @@ _ACCURACY_EVERY = 4
 
 _FEW_SAMPLES = 8
 """With how many samples tuning is measured if memory is limited."""
-
-
-class Local(NamedTuple):
-    """This worker's own results in a step."""
-
-    loss: float
-    correct: float | None
 
 
 class Job:
@@ -77,6 +74,8 @@ class Job:
         self._stages = Stages(plan.total_steps)
         self._evaluator = Evaluator(task, session, self._loss, test, self._stages, self._micro_batches)
         self._held_out = held_out
+        self._spreader = Spreader(session, self._loss)
+        self._spread: Spread | None = None
         self.state = TrainState(self._build)
 
     def _build(self) -> Parts:
@@ -105,7 +104,9 @@ class Job:
         score = None
         if self._held_out is not None:
             score = self._evaluator.score_on(lambda: stepper.replica.model, self.train_source, self._held_out)
-        stepper.enter_view(self.state, clip_norm=self._task.clip_norm, score=score, tune=self._tune)
+        stepper.enter_view(
+            self.state, clip_norm=self._task.clip_norm, score=score, tune=self._tune, spread=self._spread_out
+        )
         self._micro_batches.divide(stepper.replica)
         start = stepper.progress.start
         if self.ends_epoch(start):
@@ -132,8 +133,8 @@ class Job:
         if loaders is None:
             loaders = 1 if isinstance(untransformed(self.train_source), DatasetSource) else 0
         progress = self.stepper.progress
-        shares = progress.order.shares_of(progress.assignment, self.session.rank)
-        samples = -(-self.plan.batch // self.plan.size)
+        shares = progress.order.shares_of(progress.assignment, self.session.share_rank)
+        samples = -(-self.plan.batch // self.session.grid.shares)
         return prefetched(
             self.train_source,
             shares,
@@ -155,9 +156,11 @@ class Job:
         replica.gradients.zero_()
         if len(share.indices) == 0:
             return self._without_samples(batch)
-        total_loss, total_correct = 0.0, 0.0
-        fraction: float | None = None
         parts = list(pieces(batch, len(share.indices), self._micro_batches.of(share)))
+        tally = LossTally(with_accuracy=share.position.step % _ACCURACY_EVERY == 0)
+        runner = self._spread.runner if self._spread is not None else None
+        if runner is not None:
+            return self._run_stage(runner, parts, tally)
         for number, (piece, part) in enumerate(parts, start=1):
             with computing_in(self.tuning.precision, self.device):
                 loss, output, target = loss_of(replica.model, self._loss, piece)
@@ -166,11 +169,30 @@ class Job:
                 exchange.before_backward(share.weight)
             torch.autograd.backward(loss if part == 1.0 else loss * part)
             self.recorder.mark("backward")
-            total_loss += float(loss.detach()) * part
-            if share.position.step % _ACCURACY_EVERY == 0:  # the same steps on all workers, or the sum would be wrong
-                fraction = correct_fraction(output, target)
-                total_correct += (fraction or 0.0) * part
-        return Local(total_loss, None if fraction is None else total_correct)
+            tally.add(loss, output, target, part)
+        return tally.result()
+
+    def _run_stage(self, runner: StageRunner, parts: list[tuple[Any, float]], tally: LossTally) -> Local:
+        """Compute this worker's stage of the pipeline; only the last one knows the loss."""
+        model = self.stepper.replica.model
+        split = [inputs_and_target(piece) for piece, _ in parts]
+
+        def loss(number: int, output: Any) -> torch.Tensor:
+            target = split[number][1]
+            value = checked_loss(self._loss(output, target), model)
+            tally.add(value, output, target, parts[number][1])
+            return value
+
+        runner.run(
+            [MicroBatch(inputs, part) for (inputs, _), (_, part) in zip(split, parts, strict=True)],
+            loss,
+            computing=lambda _: computing_in(self.tuning.precision, self.device),
+            mark=self.recorder.mark,
+        )
+        if runner.is_last:
+            return tally.result()
+        has_accuracy = tally.with_accuracy and self._spread is not None and self._spread.has_accuracy
+        return Local(0.0, 0.0 if has_accuracy else None)
 
     def after_update(self, share: Share, outcome: Outcome, loss: float | None) -> None:
         """Apply the NaN policy, remember the loss, advance the schedule."""
@@ -208,9 +230,23 @@ class Job:
         self.state.tuning = planned(self.plan, found)
         lay_out(self.state.model, self.state.optimizer, self.state.tuning)
 
+    def _spread_out(self) -> Spread | None:
+        """How the model is spread over the members, if they do not hold it whole."""
+        session, source, count = self.session, self.train_source, self.stepper.progress.order.count
+        samples, pipeline = min(-(-self.plan.batch // session.grid.shares), count), session.layout.pipeline
+        pieces = 1 if pipeline is None else pipeline_micro_batches(pipeline, samples, self.state.model)
+
+        def example(samples: int) -> Any:
+            return self.to_device(source.fetch(np.arange(min(max(2, samples), count))))
+
+        self._spread = self._spreader.spread(
+            self.state.model, example, micro_batch=-(-samples // pieces), micro_batches=pieces
+        )
+        return self._spread
+
     def _find_tuning(self) -> Tuning:
         progress = self.stepper.progress
-        first = next(progress.order.shares_of(progress.assignment, self.session.rank), None)
+        first = next(progress.order.shares_of(progress.assignment, self.session.share_rank or 0), None)
         if first is None:  # no step is left to tune for
             return planned(self.plan)
         if self.plan.memory_limit_bytes is not None:
@@ -239,7 +275,7 @@ class Job:
     def _without_samples(self, batch: Any) -> Local:
         """A share without samples adds nothing, but the other workers' batch-norm layers wait for this worker."""
         replica = self.stepper.replica
-        if has_global_batch_norm(replica.model):
+        if has_global_batch_norm(replica.model) and self.session.share_rank is not None:
             with take_part_without_samples(replica.model):
                 with computing_in(self.tuning.precision, self.device):
                     loss, _, _ = loss_of(replica.model, self._loss, batch)

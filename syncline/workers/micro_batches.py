@@ -19,6 +19,7 @@ from syncline.data.order import Share
 from syncline.strategies.exchange import Replica
 from syncline.telemetry.events import InfoMessage
 from syncline.workers.session import Session
+from syncline.workers.spreading import pipeline_micro_batches
 
 BLOCK = 256
 """How many samples are evaluated at once, if memory allows."""
@@ -40,10 +41,11 @@ class MicroBatches:
         plan = self._session.plan
         self._count, self.at_once = plan.accumulate, BLOCK
         self._must_be_equal = has_global_batch_norm(replica.model)
+        self._model = replica.model
         limit = plan.memory_limit_bytes
         if limit is None:
             return
-        share = -(-plan.batch // plan.size)
+        share = -(-plan.batch // self._session.grid.shares)
         self._use = agree_on_use(self._session.collective, self._use, lambda: self._measure(replica, share, limit))
         found = pieces_within(limit, self._use, share, plan.accumulate)
         self._count, self.at_once = found.count, min(BLOCK, found.samples)
@@ -51,9 +53,11 @@ class MicroBatches:
 
     def of(self, share: Share) -> int:
         """The number for `share`. With global batch norm all workers have the same number, and none of them empty."""
+        if self._session.layout.pipeline is not None:
+            return pipeline_micro_batches(self._session.layout.pipeline, len(share.indices), self._model)
         if self._count == 1 or not self._must_be_equal:
             return self._count
-        return min(self._count, max(1, share.batch // self._session.plan.size))
+        return min(self._count, max(1, share.batch // self._session.grid.shares))
 
     def _measure(self, replica: Replica, share: int, limit_bytes: int) -> MemoryUse:
         collective = self._session.collective

@@ -78,8 +78,13 @@ class SyncPlan(NamedTuple):
     """Whether that is the assignment of the last View: its survivors complete the round that they are in."""
 
 
-def plan_sync(standings: Sequence[Standing], *, count: int, batch: int, epochs: int | None) -> SyncPlan | None:
-    """What follows from the standings of all members, in the order of their ranks. None: load the newest checkpoint."""
+def plan_sync(
+    standings: Sequence[Standing], *, count: int, batch: int, epochs: int | None, shares: int | None = None
+) -> SyncPlan | None:
+    """What follows from the standings of all members, in the order of their ranks. None: load the newest checkpoint.
+
+    `shares` is how many shares a step has from now on; by default, one for each member.
+    """
     latest = max(s.view for s in standings)
     # The state of a member that missed a View is older than everyone else's: it counts as a new worker.
     survivors = tuple(rank for rank, s in enumerate(standings) if s.view == latest and latest > 0)
@@ -107,7 +112,7 @@ def plan_sync(standings: Sequence[Standing], *, count: int, batch: int, epochs: 
         if best.in_place:
             return SyncPlan(source, stale, survivors, merges, before, is_inherited=True)
         committed = dict.fromkeys(range(best.size), best.step)
-    return SyncPlan(source, stale, survivors, merges, before.next(len(standings), committed))
+    return SyncPlan(source, stale, survivors, merges, before.next(shares or len(standings), committed))
 
 
 def _advance(standing: Standing, rank: int) -> tuple[int, bool, int, int]:

@@ -17,6 +17,7 @@ from syncline.comms.collective import Collective, Solo
 from syncline.comms.shared_tensors import SharedMemoryFull
 from syncline.compute.batch_norm import StatisticsExchange, synchronize_batch_norm
 from syncline.compute.memory import optimizer_slots
+from syncline.layouts.spread import Spread
 from syncline.strategies.exchange import Exchange, Replica
 from syncline.strategies.explain import expected_bytes_per_step
 from syncline.strategies.gradients import GradientBuffer
@@ -51,12 +52,14 @@ def build_replicas(
     score: Callable[[], tuple[float, float]] | None = None,
     own_loop: OwnLoop | None = None,
     is_settled: bool = False,
+    spread: Spread | None = None,
 ) -> list[tuple[Replica, Exchange]]:
     """Make `state`, after `step` steps, this worker's replica, once for each optimizer; all members call this together.
 
     The model is on its device already. `private` is what this worker's strategy kept for itself, if anything. `score`
     evaluates the model on held-out samples, for strategies in which models compete. `is_settled`: the members have the
-    same state, and none of it may be written, because a step is in progress.
+    same state, and none of it may be written, because a step is in progress. `spread` says how the model is spread over
+    the workers, if they do not hold it whole.
     """
     model, collective = state.model, session.collective
     optimizers = own_loop.optimizers if own_loop is not None else [state.optimizer]
@@ -64,7 +67,8 @@ def build_replicas(
     gradients = [_gradient_buffer(session, model, parameters) for parameters in laid_out]
     collective = session.collective  # another one, if shared memory was too small
     if session.has_global_batch_norm:
-        synchronize_batch_norm(model, collective, own_loop.statistics if own_loop is not None else None)
+        lane = collective if spread is None else _lane_of(collective, spread)
+        synchronize_batch_norm(model, lane, own_loop.statistics if own_loop is not None else None)
     log = StrategyRecorder(session.recorder, step, session.members)
     log.count_bytes(lambda: session.collective.bytes_sent)
     session.recorder.count_waiting = lambda: session.collective.waited_s
@@ -84,7 +88,7 @@ def build_replicas(
             log=log,
             is_settled=is_settled,
         )
-        exchange = session.layout.exchange(replica, session.strategy.method)
+        exchange = session.layout.exchange(replica, session.strategy.method, spread)
         session.until_view_ends.callback(exchange.close)
         exchange.begin()
         built.append((replica, exchange))
@@ -145,7 +149,15 @@ def _own_loop_buffer(session: Session, parameters: Sequence[Any], collective: Co
 
 
 def _is_flat(session: Session) -> bool:
-    return (session.plan.size > 1 or session.plan.servers > 0) and session.layout.keeps_gradients_whole
+    return (session.plan.size > 1 or session.plan.servers > 0) and session.layout.is_replicated
+
+
+def _lane_of(collective: Collective, spread: Spread) -> Collective:
+    """Those that compute the same layers on other samples: batch norm's statistics are over all of them."""
+    if spread.grid.per_team == 1:
+        return collective
+    lane = spread.grid.lane(spread.rank)
+    return collective.split(spread.grid.per_team if lane is None else lane)
 
 
 def _report_ready(session: Session, state: TrainState) -> None:

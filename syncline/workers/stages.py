@@ -66,6 +66,11 @@ class Stages:
         return min(step / self._total, 1.0)
 
 
+def is_staged(model: nn.Module) -> bool:
+    """Whether the model trains one part of itself after another."""
+    return _staged(model) is not None
+
+
 def _staged(model: nn.Module) -> Staged | None:
     has_stages = _has_stages(type(model))  # type: ignore[arg-type]  # mypy finds classes unhashable
     return cast("Staged", model) if has_stages else None

@@ -42,6 +42,7 @@ class HeldState(NamedTuple):
     state: TrainState
     exchange: Exchange
     rank: int
+    """The share that it computed."""
 
 
 class StateSync:
@@ -61,8 +62,9 @@ class StateSync:
         return self._held is None
 
     def hold(self, state: TrainState, exchange: Exchange) -> None:
-        """Remember what this worker trains in the current View."""
-        self._held = HeldState(state, exchange, self._session.rank)
+        """Remember what this worker trains in the current View; a spare worker does not train."""
+        share = self._session.share_rank
+        self._held = HeldState(state, exchange, share) if share is not None else None
 
     def complete_state(self) -> HeldState | None:
         """What this worker holds, if that has every completed step of all workers; otherwise None."""
@@ -85,7 +87,13 @@ class StateSync:
         while True:
             mine = self._standing(state)
             standings = [decode(data) for data in session.collective.all_gather(encode(mine))]
-            plan = plan_sync(standings, count=order.count, batch=order.batch, epochs=self._progress.epochs)
+            plan = plan_sync(
+                standings,
+                count=order.count,
+                batch=order.batch,
+                epochs=self._progress.epochs,
+                shares=session.grid.shares,
+            )
             if not _must_restart(plan, standings):
                 break
             if mine.in_place:

@@ -24,6 +24,7 @@ import torch
 
 from syncline.data.assignment import Position, total
 from syncline.data.order import SampleOrder, Share
+from syncline.layouts.spread import Spread
 from syncline.strategies.exchange import Exchange, Replica
 from syncline.telemetry.events import Recovered
 from syncline.workers.data_progress import DataProgress
@@ -91,11 +92,13 @@ class Stepper:
         clip_norm: float | None = None,
         score: Callable[[], tuple[float, float]] | None = None,
         tune: Callable[[], None] | None = None,
+        spread: Callable[[], Spread | None] = lambda: None,
         own_loop: OwnLoop | None = None,
     ) -> None:
         """Get ready to train `state` with the members of the View that the session has joined; they do so together.
 
-        `tune` is called when `state` is current, before its gradients are laid out.
+        `tune` is called when `state` is current, before its gradients are laid out, and `spread` after it: it says how
+        the model is spread over the workers, if they do not hold it whole.
         """
         session, progress = self.session, self.progress
         session.recorder.waits = True
@@ -118,6 +121,7 @@ class Stepper:
             score=score,
             own_loop=own_loop,
             is_settled=synced.is_inherited,
+            spread=spread(),
         )
         self._built, self._clip_norm = built, clip_norm
         self.replicas, self.exchange = [replica for replica, _ in built], group_of(built)

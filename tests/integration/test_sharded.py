@@ -170,7 +170,7 @@ def test_the_command_line_explains_and_refuses(tmp_path):
     assert "MB of parameters and gradients per worker instead of" in done.out
     for words, what in [
         (("train", "mlp", "--data", "digits", "--layout", "shardet"), "Did you mean 'sharded'?"),
-        (("train", "mlp", "--data", "digits", "--layout", "sharded(2)"), "takes no argument"),
+        (("train", "mlp", "--data", "digits", "--layout", "sharded(3)"), "a replica takes 3 workers"),
         (("train", "mlp", "--data", "digits", "--layout", "sharded", "--optimizer", "lars"), "looks at whole ones"),
     ]:
         refused = command(*words, cwd=tmp_path)

@@ -13,7 +13,7 @@ from torch import nn
 from syncline.errors import ConfigError
 from syncline.layouts import optimizer_shards
 from syncline.layouts.optimizer_shards import OptimizerShards, check_by_number
-from syncline.layouts.shards import pieces_of, rounds_of
+from syncline.layouts.shards import pieces_by_rank, whole_leaves
 from syncline.models.optimizers import LAMB, LARS, AdaBelief, Lion
 from syncline.strategies.flat import FlatParameters, views_of
 
@@ -56,8 +56,7 @@ class Workers:
         flats = [FlatParameters(list(m.parameters())) for m in self.models]
         self.memory, self.gradients = flats[0].read(), torch.zeros(flats[0].numel)
         sizes = [p.numel() for p in flats[0].parameters]
-        rounds = rounds_of(sizes, 20)
-        pieces = [pieces_of(sizes, rounds, rank, SIZE) for rank in range(SIZE)]
+        pieces = pieces_by_rank([whole_leaves(sizes)], SIZE, 20)
         self.shards = []
         for rank, (flat, optimizer) in enumerate(zip(flats, self.optimizers, strict=True)):
             if state is not None:

@@ -1,0 +1,1 @@
+"""A model as a chain of units that can be cut into pipeline stages."""

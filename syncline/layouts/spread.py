@@ -1,0 +1,48 @@
+"""How the model is spread over the workers of one View.
+
+Here: `Spread`: what each lane of the grid computes gradients for, and what this worker computes. It is made before the
+model moves to shared memory, and is the same on all workers but for the rank. Not here: the memory and the update
+(`shared_model.py`), and where a model is cut (`cut.py`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from torch import nn
+
+from syncline.comms.collective import Collective
+from syncline.layouts.grid import Cell, Grid
+from syncline.layouts.shards import Leaf, whole_leaves
+from syncline.layouts.stage_runner import StagedModel, StageRunner
+
+
+@dataclass
+class Spread:
+    """The places of all workers, and what the one at `rank` holds."""
+
+    grid: Grid
+    rank: int
+    staged: StagedModel | None = None
+    """The model as a sequence of stages, if it has more than one."""
+    has_accuracy: bool = False
+    """Whether the model classifies: then the last stage reports an accuracy."""
+    runner: StageRunner | None = None
+    """Computes this worker's stage; opened with the View."""
+
+    @property
+    def cell(self) -> Cell | None:
+        return self.grid.cell(self.rank)
+
+    def lanes(self, parameters: Sequence[nn.Parameter]) -> list[list[Leaf]]:
+        """Of each lane, the parts of the `parameters` whose gradients it computes and whose numbers it updates."""
+        whole = whole_leaves([p.numel() for p in parameters])
+        if self.staged is None:
+            return [whole]
+        return [[whole[n] for n in own] for own in self.staged.owned(parameters)]
+
+    def open(self, team: Collective) -> None:
+        """Connect this worker with those that compute the same samples; they call this together."""
+        if self.staged is not None and self.cell is not None:
+            self.runner = StageRunner(self.staged, self.cell.stage, team)
