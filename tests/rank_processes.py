@@ -188,10 +188,13 @@ def _open_process_group(port: int, secret: bytes, size: int, memory_bytes: int, 
     return group
 
 
-def start_fork_server() -> None:
-    """Before the first rank, and not within a test: the server's socket must not lie in a folder of one test."""
+def start_fork_server(*also: str) -> None:
+    """Before the first rank, and not within a test: the server's socket must not lie in a folder of one test.
+
+    The server imports what ranks need, the modules `also` included.
+    """
     context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload(["torch", "pytest", "rank_processes", "syncline.comms.process_group"])
+    context.set_forkserver_preload(["torch", "pytest", "rank_processes", "syncline.comms.process_group", *also])
     forkserver.ensure_running()
 
 

@@ -20,7 +20,7 @@ layer. The values are the same, up to the order of sums.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from typing import Any
+from typing import Any, TypeGuard
 
 import torch
 from torch import nn
@@ -38,8 +38,13 @@ _MOST_PATCHES_BYTES = 64 * 2**20
 def tunable_convolutions(model: nn.Module) -> Iterator[tuple[str, nn.Conv2d]]:
     """The layers that can use other algorithms, by name."""
     for name, module in model.named_modules():
-        if type(module) in (nn.Conv2d, _TunedConv2d) and _is_plain(module):
+        if is_convolution_of_torch(module) and _is_plain(module):
             yield name, module
+
+
+def is_convolution_of_torch(module: nn.Module) -> TypeGuard[nn.Conv2d]:
+    """Whether a layer computes what `nn.Conv2d` does, by any algorithm."""
+    return type(module) in (nn.Conv2d, _TunedConv2d)
 
 
 def use_algorithms(
