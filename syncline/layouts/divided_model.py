@@ -8,7 +8,6 @@ compute is then the same on all of them. Not here: what is divided (`tensor_spli
 
 from __future__ import annotations
 
-import itertools
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import NamedTuple
@@ -22,11 +21,11 @@ from syncline.layouts.divided_attention import DividedAttention
 from syncline.layouts.divided_layers import LAYERS
 from syncline.layouts.gradient_rounds import in_memory_order
 from syncline.layouts.local_forward import replace_forward, restore_forward
-from syncline.layouts.shards import Piece
-from syncline.layouts.tensor_split import SMALLEST_NUMBERS, own_rows, split_of
+from syncline.layouts.shards import Leaf
+from syncline.layouts.tensor_split import SMALLEST_NUMBERS, Split, own_rows, split_of
 
 
-class Leaf(NamedTuple):
+class Rows(NamedTuple):
     """This worker's rows of a divided parameter."""
 
     original: nn.Parameter
@@ -49,15 +48,16 @@ class TensorSplit:
         collective: Collective,
         *,
         parameters: Sequence[nn.Parameter] | None = None,
+        split: Split | None = None,
         smallest_numbers: int = SMALLEST_NUMBERS,
     ) -> None:
         rank, size = collective.rank, collective.size
-        self.split = split_of(model, size, smallest_numbers=smallest_numbers)
+        self.split = split or split_of(model, size, smallest_numbers=smallest_numbers)
         self.parameters = [p for p in model.parameters() if p.requires_grad] if parameters is None else list(parameters)
         named = dict(model.named_parameters())
         names = {p: name for name, p in named.items()}
         self._names = [names[p] for p in self.parameters]
-        self.leaves = [_leaf_of(named[name], size, rank) for name in sorted(self.split.divided)]
+        self.leaves = [_rows_of(named[name], size, rank) for name in sorted(self.split.divided)]
         """This worker's rows of each divided parameter. Backward leaves their gradients there."""
         self._leaf_of: dict[torch.Tensor, nn.Parameter] = {leaf.original: leaf.leaf for leaf in self.leaves}
         self._own = self.pieces(rank)
@@ -80,25 +80,17 @@ class TensorSplit:
         """The size of the memory that activations pass through, which all workers share."""
         return self._exchange.shared_bytes
 
-    def pieces(self, rank: int) -> list[Piece]:
+    def pieces(self, rank: int) -> list[Leaf]:
         """The numbers of the flat vector that a worker owns; each worker knows everyone's."""
         return self.split.pieces(rank, self._names)
 
-    def read_gradients(self, out: torch.Tensor, weight: float = 1.0) -> None:
-        """Write the gradients of this worker's pieces, times `weight`, to their places in `out`, a flat vector.
+    def gradient_of(self, p: nn.Parameter, low: int, high: int) -> torch.Tensor | None:
+        """The gradient of the numbers `low` to `high` of a parameter, in the order of memory; None if it has none.
 
-        What has no gradient gets zeros.
+        Of a divided parameter, `low` to `high` are this worker's rows.
         """
-        starts = list(itertools.accumulate((p.numel() for p in self.parameters), initial=0))
-        for number, low, high in self._own:
-            place, start = out[low:high], starts[number]
-            terms = self._gradients_of(self.parameters[number], low - start, high - start)
-            if terms:
-                torch.mul(terms[0], weight, out=place)
-            else:
-                place.zero_()
-            for other in terms[1:]:
-                place.add_(other, alpha=weight)
+        terms = self._gradients_of(p, low, high)
+        return sum(terms[1:], terms[0]) if terms else None
 
     def _gradients_of(self, p: nn.Parameter, low: int, high: int) -> list[torch.Tensor]:
         """The terms of the gradient of some numbers: that of the leaf, and that of uses outside of divided layers."""
@@ -139,7 +131,7 @@ class TensorSplit:
         self._leaf_of.clear()
 
 
-def _leaf_of(p: nn.Parameter, size: int, rank: int) -> Leaf:
+def _rows_of(p: nn.Parameter, size: int, rank: int) -> Rows:
     rows, row = own_rows(len(p), size, rank), p.numel() // len(p)
     leaf = nn.Parameter(p.detach()[rows], requires_grad=p.requires_grad)
-    return Leaf(p, rows.start * row, rows.stop * row, leaf)
+    return Rows(p, rows.start * row, rows.stop * row, leaf)

@@ -18,18 +18,20 @@ shared, there is nothing to gather.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager, nullcontext
+from contextlib import ExitStack, contextmanager
 from typing import TYPE_CHECKING
 
 import torch
+from torch import nn
 
 from syncline.comms.collective import Collective
 from syncline.comms.shared_tensors import SharedMemoryFull
 from syncline.errors import ConfigError
 from syncline.layouts.buffer_board import BufferBoard
+from syncline.layouts.divided_model import TensorSplit
 from syncline.layouts.gradient_rounds import GradientRounds
 from syncline.layouts.optimizer_shards import OptimizerShards
-from syncline.layouts.shards import pieces_by_rank, rounds_of, sizes_of
+from syncline.layouts.shards import pieces_by_rank, rounds_of, sizes_of, whole_leaves
 from syncline.layouts.spread import Spread
 from syncline.layouts.tied import TiedGradients
 from syncline.strategies.exchange import REQUESTS, LocalExchange, Replica
@@ -52,6 +54,7 @@ class SharedModelExchange(LocalExchange):
         super().__init__(replica, method)
         self._layout, self._spread, self._grid, self._cell = layout, spread, spread.grid, spread.cell
         self._flat = FlatParameters(replica.gradients.parameters, what=f"--layout {layout}")
+        self._whole = whole_leaves([p.numel() for p in self._flat.parameters])
         self._lanes = spread.lanes(self._flat.parameters)
         self._step = replica.step
         self._shared_bytes = 0
@@ -112,13 +115,14 @@ class SharedModelExchange(LocalExchange):
         self._inside.barrier()
         self._optimizer.confirm()
         self._flat.move_to(memory)
-        self._gradients = self._open_rounds(gradients)
+        self._gradients = self._open_rounds(memory, gradients)
         self._begun.callback(self._gradients.close)
         replica.log.count_bytes(lambda: self._gradients.bytes_sent)
+        self._divide_layers()
         self._tied = TiedGradients(spread.staged, self._flat.parameters, self._cell.stage, self._team)
         self._open_stages()
 
-    def _open_rounds(self, gradients: torch.Tensor) -> GradientRounds:
+    def _open_rounds(self, memory: torch.Tensor, gradients: torch.Tensor) -> GradientRounds:
         """The sums of this worker's lane, which lie in `gradients` after those of the lanes before it."""
         assert self._cell is not None, "a spare worker sums nothing"
         number = self._cell.stage * self._grid.slices + self._cell.slice
@@ -130,8 +134,14 @@ class SharedModelExchange(LocalExchange):
             longest = max((round.whole.high - round.whole.low for round in rounds), default=1)
             self._shared_bytes += 2 * lanes * longest * self._flat.dtype.itemsize
             staging = self._lane.allocate_shared(2 * lanes * longest, self._flat.dtype).view(2, lanes, longest)
+        parameters = [self._flat.parameters[leaf.parameter] for leaf in leaves]
+        if self._spread.split is not None:
+            # Slices of parameters are parameters of their own here; their gradients are set before they are summed.
+            self._slices = list(zip(leaves, parameters, strict=True))
+            parameters = [nn.Parameter(memory[leaf.low : leaf.high]) for leaf in leaves]
+            self._carriers = parameters
         return GradientRounds(
-            [self._flat.parameters[leaf.parameter] for leaf in leaves],
+            parameters,
             rounds,
             gradients[first : first + sum(sizes_of(leaves))],
             staging,
@@ -139,6 +149,28 @@ class SharedModelExchange(LocalExchange):
             shard=self._cell.shard,
             shards=self._grid.shards,
         )
+
+    def _divide_layers(self) -> None:
+        """Compute large layers together with the other slices of this stage."""
+        spread, grid, cell = self._spread, self._grid, self._cell
+        self._divided: TensorSplit | None = None
+        if spread.split is None or cell is None:
+            return
+        peers = self._team if grid.stages == 1 else self._team.split(cell.stage)
+        divided = TensorSplit(self.replica.model, peers, parameters=self._flat.parameters, split=spread.split)
+        self._divided = divided
+        self._begun.callback(divided.close)
+        self.replica.log.count_bytes(lambda: divided.bytes_sent)
+
+    def _gather_slices(self) -> None:
+        """Give the gradients of this worker's slices to those who sum them."""
+        if self._divided is None:
+            return
+        starts = {id(p): low for p, (_, low, _) in zip(self._flat.parameters, self._whole, strict=True)}
+        for carrier, (leaf, p) in zip(self._carriers, self._slices, strict=True):
+            start = starts[id(p)]
+            carrier.grad = self._divided.gradient_of(p, leaf.low - start, leaf.high - start)
+        self._divided.zero_gradients()
 
     def _open_stages(self) -> None:
         spread, cell = self._spread, self._cell
@@ -170,7 +202,7 @@ class SharedModelExchange(LocalExchange):
 
     def before_backward(self, weight: float) -> None:
         """Sum gradients from now on as they become complete."""
-        if self._cell is not None and self._spread.staged is None:
+        if self._cell is not None and self._grid.per_team == 1:
             self._gradients.begin_last_pass(weight)
 
     def before_update(self, weight: float) -> bool:
@@ -178,6 +210,7 @@ class SharedModelExchange(LocalExchange):
         collective, clip_norm = self.replica.collective, self.replica.clip_norm
         if self._cell is not None:
             self._tied.gather()
+            self._gather_slices()
             self._gradients.finish(weight)
             self._optimizer.begin_update(self._step + 1)
             if self._board is not None:
@@ -240,7 +273,11 @@ class SharedModelExchange(LocalExchange):
             self._board.read(self._step)
         if self._grid.workers < collective.size:
             self._give_to_spare_workers()
-        with self._optimizer.whole() if self._cell is not None else nullcontext():
+        with ExitStack() as whole:
+            if self._cell is not None:
+                whole.enter_context(self._optimizer.whole())
+            if self._cell is not None and self._divided is not None:
+                whole.enter_context(self._divided.undivided())
             yield
         collective.barrier()
 

@@ -29,6 +29,7 @@ from syncline.layouts.pipeline import Pipeline
 from syncline.layouts.spread import Spread
 from syncline.layouts.stage_costs import measure_costs
 from syncline.layouts.stage_runner import StagedModel
+from syncline.layouts.tensor_split import split_of
 from syncline.models.declared.network import penalty_of
 from syncline.planning.plan import Plan
 from syncline.task import Task
@@ -67,6 +68,10 @@ class Spreader:
         spread = Spread(grid, session.rank)
         if grid.per_team > 1:
             check_can_be_spread(model, layout)
+        if grid.slices > 1:
+            spread.split = split_of(model, grid.slices)
+            named = dict(model.named_parameters())
+            spread.divided = frozenset(id(named[name]) for name in spread.split.divided)
         if layout.pipeline is not None and grid.stages > 1:
             inputs, target = inputs_and_target(example(micro_batch))
             spread.has_accuracy = _is_classification(model, inputs, target)

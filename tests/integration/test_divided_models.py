@@ -27,8 +27,9 @@ from torch.nn import functional as F
 from syncline.comms.collective import Collective
 from syncline.compute.recompute import recompute_activations
 from syncline.errors import ConfigError, PeerFailed
-from syncline.layouts.optimizer_shards import OptimizerShards
 from syncline.layouts.divided_model import TensorSplit
+from syncline.layouts.optimizer_shards import OptimizerShards
+from syncline.layouts.shards import pieces_by_rank, whole_leaves
 from syncline.models.zoo import lenet, lstm, mlp, transformer
 from syncline.models.zoo.resnet import resnet18
 from syncline.strategies.flat import FlatParameters
@@ -261,13 +262,13 @@ def train_together(collective: Collective, training: Training) -> tuple[Trained,
     split = TensorSplit(model, collective, smallest_numbers=1)
     shards = OptimizerShards(
         training.optimizer(parameters), parameters, memory, gradients,
-        [split.pieces(rank) for rank in range(collective.size)],
+        pieces_by_rank([split.pieces(rank) for rank in range(collective.size)], 1, 2**20),
         rank=collective.rank, allocate=collective.allocate_shared,
     )  # fmt: skip
     for number, batch in enumerate(given):
         split.zero_gradients()
         training.loss(model, batch).backward()
-        split.read_gradients(gradients)
+        read_gradients(split, collective.rank, gradients)
         shards.begin_update(number)
         collective.barrier()
         shards.update()
@@ -275,6 +276,16 @@ def train_together(collective: Collective, training: Training) -> tuple[Trained,
     trained = Trained.of(model, parameters, given[0])
     split.close()
     return trained, len(split.split.layers)
+
+
+def read_gradients(split: TensorSplit, rank: int, out: torch.Tensor) -> None:
+    """Write the gradients of a worker's pieces where the sums of its lane lie."""
+    at = sum(leaf.high - leaf.low for other in range(rank) for leaf in split.pieces(other))
+    starts = [low for _, low, _ in whole_leaves([p.numel() for p in split.parameters])]
+    for number, low, high in split.pieces(rank):
+        found = split.gradient_of(split.parameters[number], low - starts[number], high - starts[number])
+        out[at : at + high - low] = 0.0 if found is None else found
+        at += high - low
 
 
 def in_shared_memory(collective: Collective, parameters: list[nn.Parameter]) -> torch.Tensor:
