@@ -22,11 +22,11 @@ from syncline.layouts.divided_attention import DividedAttention
 from syncline.layouts.divided_layers import LAYERS
 from syncline.layouts.gradient_rounds import in_memory_order
 from syncline.layouts.local_forward import replace_forward, restore_forward
-from syncline.layouts.shards import Piece
+from syncline.layouts.shards import Leaf
 from syncline.layouts.tensor_split import SMALLEST_NUMBERS, own_rows, split_of
 
 
-class Leaf(NamedTuple):
+class Rows(NamedTuple):
     """This worker's rows of a divided parameter."""
 
     original: nn.Parameter
@@ -80,25 +80,25 @@ class TensorSplit:
         """The size of the memory that activations pass through, which all workers share."""
         return self._exchange.shared_bytes
 
-    def pieces(self, rank: int) -> list[Piece]:
+    def pieces(self, rank: int) -> list[Leaf]:
         """The numbers of the flat vector that a worker owns; each worker knows everyone's."""
         return self.split.pieces(rank, self._names)
 
     def read_gradients(self, out: torch.Tensor, weight: float = 1.0) -> None:
-        """Write the gradients of this worker's pieces, times `weight`, to their places in `out`, a flat vector.
+        """Write the gradients of this worker's pieces, times `weight`, to `out`, one after another.
 
         What has no gradient gets zeros.
         """
-        starts = list(itertools.accumulate((p.numel() for p in self.parameters), initial=0))
+        end, starts = 0, list(itertools.accumulate((p.numel() for p in self.parameters), initial=0))
         for number, low, high in self._own:
-            place, start = out[low:high], starts[number]
+            begin, end, start = end, end + high - low, starts[number]
             terms = self._gradients_of(self.parameters[number], low - start, high - start)
             if terms:
-                torch.mul(terms[0], weight, out=place)
+                torch.mul(terms[0], weight, out=out[begin:end])
             else:
-                place.zero_()
+                out[begin:end].zero_()
             for other in terms[1:]:
-                place.add_(other, alpha=weight)
+                out[begin:end].add_(other, alpha=weight)
 
     def _gradients_of(self, p: nn.Parameter, low: int, high: int) -> list[torch.Tensor]:
         """The terms of the gradient of some numbers: that of the leaf, and that of uses outside of divided layers."""
@@ -139,7 +139,7 @@ class TensorSplit:
         self._leaf_of.clear()
 
 
-def _leaf_of(p: nn.Parameter, size: int, rank: int) -> Leaf:
+def _leaf_of(p: nn.Parameter, size: int, rank: int) -> Rows:
     rows, row = own_rows(len(p), size, rank), p.numel() // len(p)
     leaf = nn.Parameter(p.detach()[rows], requires_grad=p.requires_grad)
-    return Leaf(p, rows.start * row, rows.stop * row, leaf)
+    return Rows(p, rows.start * row, rows.stop * row, leaf)

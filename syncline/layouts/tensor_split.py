@@ -27,7 +27,7 @@ from torch import nn
 from syncline.compute.convolutions import is_convolution_of_torch
 from syncline.compute.partition import share, split
 from syncline.errors import ConfigError
-from syncline.layouts.shards import Piece
+from syncline.layouts.shards import Leaf
 
 Kind = Literal["linear", "transposed", "convolution", "embedding", "attention"]
 """How a layer computes; `transposed` is a linear layer whose weight has a row for each input."""
@@ -68,7 +68,7 @@ class Split:
         """How many numbers a parameter has."""
         return math.prod(self.shapes[name])
 
-    def pieces(self, rank: int, names: Sequence[str] | None = None) -> list[Piece]:
+    def pieces(self, rank: int, names: Sequence[str] | None = None) -> list[Leaf]:
         """What a worker owns of the parameters with these names, which lie one after another in a flat vector."""
         names = list(self.shapes) if names is None else names
         shapes, divided = [self.shapes[name] for name in names], self.divided
@@ -95,20 +95,20 @@ def split_of(model: nn.Module, size: int, *, smallest_numbers: int = SMALLEST_NU
     return Split(size, tuple(layers), shapes, max(p.element_size() for p in model.parameters()))
 
 
-def row_pieces(shapes: Sequence[Sequence[int]], is_divided: Sequence[bool], size: int) -> list[list[Piece]]:
+def row_pieces(shapes: Sequence[Sequence[int]], is_divided: Sequence[bool], size: int) -> list[list[Leaf]]:
     """What each worker owns of parameters that lie one after another: its rows of the divided ones, and some others.
 
     >>> row_pieces([(3, 4), (5,)], [True, False], 2)
-    [[Piece(parameter=0, low=0, high=8)], [Piece(parameter=0, low=8, high=12), Piece(parameter=1, low=12, high=17)]]
+    [[Leaf(parameter=0, low=0, high=8)], [Leaf(parameter=0, low=8, high=12), Leaf(parameter=1, low=12, high=17)]]
     """
     counts = [math.prod(shape) for shape in shapes]
     starts = list(itertools.accumulate(counts, initial=0))
-    owned: list[list[Piece]] = [[] for _ in range(size)]
+    owned: list[list[Leaf]] = [[] for _ in range(size)]
     totals = [0] * size
 
     def give(rank: int, number: int, low: int, high: int) -> None:
         if low < high:
-            owned[rank].append(Piece(number, starts[number] + low, starts[number] + high))
+            owned[rank].append(Leaf(number, starts[number] + low, starts[number] + high))
         totals[rank] += high - low
 
     whole = []

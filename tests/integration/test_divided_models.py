@@ -27,8 +27,9 @@ from torch.nn import functional as F
 from syncline.comms.collective import Collective
 from syncline.compute.recompute import recompute_activations
 from syncline.errors import ConfigError, PeerFailed
-from syncline.layouts.optimizer_shards import OptimizerShards
 from syncline.layouts.divided_model import TensorSplit
+from syncline.layouts.optimizer_shards import OptimizerShards
+from syncline.layouts.shards import pieces_by_rank, sizes_of
 from syncline.models.zoo import lenet, lstm, mlp, transformer
 from syncline.models.zoo.resnet import resnet18
 from syncline.strategies.flat import FlatParameters
@@ -259,15 +260,16 @@ def train_together(collective: Collective, training: Training) -> tuple[Trained,
     memory = in_shared_memory(collective, parameters)
     gradients = collective.allocate_shared(memory.numel(), memory.dtype)
     split = TensorSplit(model, collective, smallest_numbers=1)
+    lanes = [split.pieces(rank) for rank in range(collective.size)]
+    first, last = (sum(sum(sizes_of(lane)) for lane in lanes[:n]) for n in (collective.rank, collective.rank + 1))
     shards = OptimizerShards(
-        training.optimizer(parameters), parameters, memory, gradients,
-        [split.pieces(rank) for rank in range(collective.size)],
+        training.optimizer(parameters), parameters, memory, gradients, pieces_by_rank(lanes, 1, 2**19),
         rank=collective.rank, allocate=collective.allocate_shared,
     )  # fmt: skip
     for number, batch in enumerate(given):
         split.zero_gradients()
         training.loss(model, batch).backward()
-        split.read_gradients(gradients)
+        split.read_gradients(gradients[first:last])
         shards.begin_update(number)
         collective.barrier()
         shards.update()
