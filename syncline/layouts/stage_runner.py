@@ -42,6 +42,8 @@ class StagedModel:
     schedule: str
     micro_batch_bytes: int = 0
     """The most that a stage sends for one micro-batch, as far as is known."""
+    dropouts: tuple[int, ...] = ()
+    """How often each unit drops out: masks are numbered through the whole model (`compute/dropout.py`)."""
 
     @property
     def stages(self) -> int:
@@ -89,6 +91,8 @@ class StageRunner:
         assert isinstance(team, SharedMemory), "a pipeline has two workers or more, which share memory"
         self._stage, self._number, self._stages = staged.stage(number), number, staged.stages
         self._order = SCHEDULES[staged.schedule]
+        self.first_dropout = sum(staged.dropouts[: staged.bounds[number]])
+        """The number of the first call of dropout in this stage."""
         self._received = staged.chain.crossing(staged.bounds[number]) if number else ()
         self._sent = staged.chain.crossing(staged.bounds[number + 1]) if number + 1 < staged.stages else ()
         slices = team.size // staged.stages

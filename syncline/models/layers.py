@@ -218,8 +218,8 @@ class DropPath(nn.Module):
         """0 with probability p, else input / (1 - p): the same on average."""
         if not self.training or self.p == 0:
             return input
-        keeps = input.new_empty(len(input), *[1] * (input.dim() - 1)).bernoulli_(1 - self.p)
-        return input * keeps / (1 - self.p)
+        # Drawn by dropout, so that it is the same for a sample on whichever worker it is.
+        return input * nn.functional.dropout(input.new_ones(len(input), *[1] * (input.dim() - 1)), self.p)
 
     def extra_repr(self) -> str:
         return f"p={self.p}"

@@ -11,6 +11,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
+import numpy as np
 import torch
 
 from syncline.compute.partition import split
@@ -110,13 +111,18 @@ def to_device(batch: Any, device: torch.device) -> Any:
     return batch
 
 
-def pieces(batch: Any, samples: int, count: int) -> Iterator[tuple[Any, float]]:
-    """The batch in at most `count` micro-batches, each with its fraction of the samples."""
+def pieces(batch: Any, samples: np.ndarray, count: int) -> Iterator[tuple[Any, np.ndarray, float]]:
+    """The batch in at most `count` micro-batches, each with its part of the `samples`, and that as a fraction."""
     if count == 1:
-        yield batch, 1.0
+        yield batch, samples, 1.0
         return
-    for low, high in split(samples, min(count, samples)):
-        yield _rows(batch, low, high), (high - low) / samples
+    for low, high in split(len(samples), min(count, len(samples))):
+        yield _rows(batch, low, high), samples[low:high], (high - low) / len(samples)
+
+
+def samples_in(batch: Any) -> int:
+    """The number of samples."""
+    return len(batch) if isinstance(batch, torch.Tensor) else samples_in(batch[0])
 
 
 def is_classification(output: Any, target: Any) -> bool:

@@ -8,6 +8,8 @@ calls its methods. Not here: the order of a step (`stepper.py`), evaluating (`ev
 from __future__ import annotations
 
 import math
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import replace
 from typing import Any
 
@@ -15,6 +17,7 @@ import numpy as np
 import torch
 
 from syncline.compute.batch_norm import has_global_batch_norm, take_part_without_samples
+from syncline.compute.dropout import Dropouts
 from syncline.compute.recompute import recompute_activations
 from syncline.compute.tuning import Tuning
 from syncline.data.assignment import Position
@@ -31,7 +34,15 @@ from syncline.telemetry.events import WarningMessage
 from syncline.workers.build import build_loss, build_model, build_optimizer, build_schedule, build_sources
 from syncline.workers.calibrate import CalibrationTrial, find_tuning
 from syncline.workers.evaluate import Evaluator
-from syncline.workers.forward import check_trainable, checked_loss, inputs_and_target, loss_of, pieces, to_device
+from syncline.workers.forward import (
+    check_trainable,
+    checked_loss,
+    inputs_and_target,
+    loss_of,
+    pieces,
+    samples_in,
+    to_device,
+)
 from syncline.workers.loss_tally import Local, LossTally
 from syncline.workers.micro_batches import MicroBatches
 from syncline.workers.session import Session
@@ -47,6 +58,9 @@ _ACCURACY_EVERY = 4
 
 _FEW_SAMPLES = 8
 """With how many samples tuning is measured if memory is limited."""
+
+_TRIAL_STEP = -1
+"""The step of the dropout masks in trials."""
 
 
 class Job:
@@ -69,6 +83,7 @@ class Job:
             window=getattr(self.train_source, "window", 1),
         )
         self.stepper = Stepper(session, order, epochs=plan.epochs, after_update=self.after_update)
+        self._dropouts = Dropouts(plan.seed, session.warn)
         self._loss = build_loss(task.loss)  # type: ignore[arg-type]  # Task.with_defaults has filled it in
         self._micro_batches = MicroBatches(session, self._dry_run)
         self._stages = Stages(plan.total_steps)
@@ -101,6 +116,7 @@ class Job:
     def prepare(self) -> None:
         """Get ready to train in the View that the session has joined; all members call this together."""
         stepper = self.stepper
+        self._dropouts.forget()  # a step that was interrupted is repeated with other samples
         score = None
         if self._held_out is not None:
             score = self._evaluator.score_on(lambda: stepper.replica.model, self.train_source, self._held_out)
@@ -156,13 +172,14 @@ class Job:
         replica.gradients.zero_()
         if len(share.indices) == 0:
             return self._without_samples(batch)
-        parts = list(pieces(batch, len(share.indices), self._micro_batches.of(share)))
-        tally = LossTally(with_accuracy=share.position.step % _ACCURACY_EVERY == 0)
+        parts = list(pieces(batch, share.indices, self._micro_batches.of(share)))
+        step = share.position.step
+        tally = LossTally(with_accuracy=step % _ACCURACY_EVERY == 0)
         runner = self._spread.runner if self._spread is not None else None
         if runner is not None:
-            return self._run_stage(runner, parts, tally)
-        for number, (piece, part) in enumerate(parts, start=1):
-            with computing_in(self.tuning.precision, self.device):
+            return self._run_stage(runner, step, parts, tally)
+        for number, (piece, samples, part) in enumerate(parts, start=1):
+            with computing_in(self.tuning.precision, self.device), self._dropouts.of(step, samples):
                 loss, output, target = loss_of(replica.model, self._loss, piece)
             self.recorder.mark("forward")
             if number == len(parts):
@@ -172,23 +189,27 @@ class Job:
             tally.add(loss, output, target, part)
         return tally.result()
 
-    def _run_stage(self, runner: StageRunner, parts: list[tuple[Any, float]], tally: LossTally) -> Local:
+    def _run_stage(
+        self, runner: StageRunner, step: int, parts: list[tuple[Any, np.ndarray, float]], tally: LossTally
+    ) -> Local:
         """Compute this worker's stage of the pipeline; only the last one knows the loss."""
         model = self.stepper.replica.model
-        split = [inputs_and_target(piece) for piece, _ in parts]
+        split = [inputs_and_target(piece) for piece, _, _ in parts]
 
         def loss(number: int, output: Any) -> torch.Tensor:
             target = split[number][1]
             value = checked_loss(self._loss(output, target), model)
-            tally.add(value, output, target, parts[number][1])
+            tally.add(value, output, target, parts[number][2])
             return value
 
-        runner.run(
-            [MicroBatch(inputs, part) for (inputs, _), (_, part) in zip(split, parts, strict=True)],
-            loss,
-            computing=lambda _: computing_in(self.tuning.precision, self.device),
-            mark=self.recorder.mark,
-        )
+        @contextmanager
+        def computing(number: int) -> Iterator[None]:
+            dropout = self._dropouts.of(step, parts[number][1], runner.first_dropout)
+            with computing_in(self.tuning.precision, self.device), dropout:
+                yield
+
+        micro_batches = [MicroBatch(inputs, part) for (inputs, _), (_, _, part) in zip(split, parts, strict=True)]
+        runner.run(micro_batches, loss, computing=computing, mark=self.recorder.mark)
         if runner.is_last:
             return tally.result()
         has_accuracy = tally.with_accuracy and self._spread is not None and self._spread.has_accuracy
@@ -255,7 +276,7 @@ class Job:
         trial = CalibrationTrial(
             self.state.model,
             self.state.optimizer,
-            lambda model, batch: loss_of(model, self._loss, batch)[0],
+            self._trial_loss,
             lambda samples: self.to_device(source.fetch(indices[:samples])),
             samples=len(indices),
             device=self.device,
@@ -263,12 +284,18 @@ class Job:
         )
         return find_tuning(self.session, trial, batch=self.plan.batch)
 
+    def _trial_loss(self, model: torch.nn.Module, batch: Any) -> torch.Tensor:
+        """The loss outside of any step, with masks that all trials have in common."""
+        self._dropouts.forget()
+        with self._dropouts.of(_TRIAL_STEP, np.arange(samples_in(batch))):
+            return loss_of(model, self._loss, batch)[0]
+
     def _dry_run(self, samples: int) -> None:
         """Forward and backward on some samples; leaves no gradients."""
         replica = self.stepper.replica
         batch = self.to_device(self.train_source.fetch(np.arange(samples)))
         with computing_in(self.tuning.precision, self.device):
-            loss, _, _ = loss_of(replica.model, self._loss, batch)
+            loss = self._trial_loss(replica.model, batch)
         torch.autograd.backward(loss)
         replica.gradients.zero_()
 

@@ -18,9 +18,11 @@ import torch
 from torch.nn.modules.batchnorm import _BatchNorm
 
 from syncline.comms.serialize import dump_state, load_state
+from syncline.compute.dropout import Dropouts
 from syncline.errors import ConfigError
 from syncline.layouts.chain.chain import Chain
 from syncline.layouts.chain.tracing import trace_chain
+from syncline.layouts.chain.untouched import untouched
 from syncline.layouts.cut import Cut, UnitCost, best_cut, check_stage_count, cut_at
 from syncline.layouts.layout import Layout, read_layout
 from syncline.layouts.pipeline import Pipeline
@@ -51,6 +53,7 @@ class Spreader:
     def __init__(self, session: Session, loss: Loss) -> None:
         self._session, self._loss = session, loss
         self._chain: Chain | None = None
+        self._dropouts: tuple[int, ...] = ()
         self._measured: dict[str, Any] | None = None
 
     def spread(
@@ -76,14 +79,15 @@ class Spreader:
         session = self._session
         if self._chain is None or self._chain.model is not model:
             self._chain = trace_chain(model, inputs)
-        check_stage_count(session.grid.stages, len(self._chain))
+            self._dropouts = _dropouts_of(self._chain, inputs)
+        check_stage_count(session.grid.stages, len(self._chain), self._chain.kept_whole)
         costs, speeds = self._costs(self._chain, inputs, target)
         found = cut_of(pipeline, costs, session.grid.stages, micro_batches=micro_batches, speeds=speeds)
         if session.rank == 0 and session.view == 1:
             lines = "; ".join(line.rstrip(".") for line in found.describe())
             session.recorder.emit(InfoMessage(message=f"pipeline: {lines}.", details={"stages": list(found.edges)}))
         largest = max((cost.sent_bytes * cost.samples for cost in costs), default=0)
-        return StagedModel(self._chain, found.edges, pipeline.schedule, int(largest))
+        return StagedModel(self._chain, found.edges, pipeline.schedule, int(largest), self._dropouts)
 
     def _costs(self, chain: Chain, inputs: tuple[Any, ...], target: Any) -> tuple[list[UnitCost], list[float]]:
         """The costs of all units, and the speed of each stage of the first team, as all members know them."""
@@ -147,6 +151,18 @@ def _speeds(measured: Sequence[dict[str, Any]]) -> dict[int, float]:
     return {worker_id: speed if not 1 / _EQUAL < speed < _EQUAL else 1.0 for worker_id, speed in speeds.items()}
 
 
+def _dropouts_of(chain: Chain, inputs: tuple[Any, ...]) -> tuple[int, ...]:
+    """How often each unit drops out in a forward pass."""
+    counts, values = [], inputs
+    with untouched(chain.model), torch.no_grad():
+        chain.model.train()
+        for number in range(len(chain)):
+            with Dropouts(0).of(0, range(len(inputs[0]))) as scope:
+                values = chain.stage(number, number + 1)(*values)
+            counts.append(scope.calls)
+    return tuple(counts)
+
+
 def _is_classification(model: torch.nn.Module, inputs: tuple[Any, ...], target: Any) -> bool:
     was_training = model.training
     model.eval()
@@ -170,7 +186,7 @@ def describe_spread(task: Task, plan: Plan) -> list[str]:
     inputs, target = inputs_and_target(source.fetch(np.arange(max(2, -(-samples // count)))))
     loss = build_loss(task.loss)  # type: ignore[arg-type]  # Task.with_defaults has filled it in
     chain = trace_chain(model, inputs)
-    check_stage_count(grid.stages, len(chain))
+    check_stage_count(grid.stages, len(chain), chain.kept_whole)
     costs = measure_costs(chain, inputs, loss=lambda output: loss(output, target), seconds=_MEASURED_S)
     return cut_of(layout.pipeline, costs, grid.stages, micro_batches=count).describe()
 
