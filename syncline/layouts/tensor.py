@@ -1,8 +1,8 @@
 """`tensor(n)`: n workers hold one replica together; each computes a slice of every large layer, on all samples.
 
 Which worker holds what: some rows of each large layer, with their gradients and optimizer state; small layers are
-computed by all. What moves: the outputs of divided layers, gathered, and the gradients of their inputs, summed, in
-memory that the workers share (`tensor_split.py`). What is repaired when a worker is lost: its part of the update in
+computed by all. What moves: the outputs of divided layers and the gradients of their inputs, gathered in memory that
+the workers share (`divided_model.py`). What is repaired when a worker is lost: its part of the update in
 flight, from a log; the state itself outlives the worker.
 """
 
