@@ -26,10 +26,9 @@ from typing import Any, BinaryIO, NamedTuple
 
 from syncline.checkpoint import store
 from syncline.checkpoint.snapshot import bytes_in, copied, in_place
+from syncline.compute.memory import LARGEST_COPY_BYTES
 from syncline.errors import CheckpointError
 
-_LARGE_BYTES = 16 * 2**20
-"""A state of more is not copied in memory."""
 _LOW_PRIORITY = 10
 """Where training uses all cores, about a tenth of one. With 19, the lowest, a checkpoint took half a minute."""
 
@@ -92,7 +91,7 @@ class CheckpointWriter:
 
     def _secured(self, step: int, state: dict[str, Any], *, quietly: bool) -> Callable[[], store.Checkpoint]:
         """Put `state` where it cannot change; what is left to do."""
-        if bytes_in(state) <= _LARGE_BYTES:
+        if bytes_in(state) <= LARGEST_COPY_BYTES:
             copy = copied(state)
             return lambda: store.save(self._folder, step, copy, keep=self._keep)
         staged = store.stage(self._folder, step, in_place(state))
