@@ -17,12 +17,14 @@ import contextlib
 import errno
 import hashlib
 import json
+import math
 import os
 import shutil
+import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import Any, BinaryIO, Protocol
 
 import torch
 
@@ -33,6 +35,12 @@ from syncline.config.owned_files import create_new, make_directory, open_owned, 
 from syncline.errors import CheckpointError, ConfigError
 
 _READ_BYTES = 2**20
+
+
+class Digest(Protocol):
+    """A checksum of hashlib."""
+
+    def update(self, data: memoryview, /) -> None: ...
 
 
 @dataclass(frozen=True)
@@ -246,11 +254,16 @@ def _unreadable_after(checkpoint: Checkpoint) -> list[str]:
 def sha256_of(file: BinaryIO) -> str:
     """The checksum of an open file, from its beginning."""
     file.seek(0)
-    digest, buffer = hashlib.sha256(), bytearray(_READ_BYTES)
-    view = memoryview(buffer)
-    while count := file.readinto(view):  # type: ignore[attr-defined]  # a file on disk has it
-        digest.update(view[:count])
+    digest = hashlib.sha256()
+    feed(digest, file)
     return digest.hexdigest()
+
+
+def feed(digest: Digest, file: BinaryIO, *, until_s: float = math.inf) -> None:
+    """Add the rest of a file to a checksum, up to the time `until_s` of the monotonic clock."""
+    view = memoryview(bytearray(_READ_BYTES))
+    while time.monotonic() < until_s and (count := file.readinto(view)):  # type: ignore[attr-defined]  # real files do
+        digest.update(view[:count])
 
 
 def _serialize(state: dict[str, Any], file: BinaryIO, path: Path) -> None:

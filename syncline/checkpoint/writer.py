@@ -14,7 +14,7 @@ Not here: the files (`store.py`).
 from __future__ import annotations
 
 import contextlib
-import errno
+import hashlib
 import os
 import queue
 import sys
@@ -29,8 +29,10 @@ from syncline.checkpoint.snapshot import bytes_in, copied, in_place
 from syncline.compute.memory import LARGEST_COPY_BYTES
 from syncline.errors import CheckpointError
 
-_LOW_PRIORITY = 10
-"""Where training uses all cores, about a tenth of one. With 19, the lowest, a checkpoint took half a minute."""
+_LOWEST_PRIORITY = 19
+"""Where training uses all cores, one or two percent of one, and all of it while training waits."""
+_PATIENCE_S = 10.0
+"""How long a checksum may take that way: then its checkpoint is more urgent."""
 
 
 class _Job(NamedTuple):
@@ -129,18 +131,19 @@ class CheckpointWriter:
 
 
 def _digest_at_low_priority(file: BinaryIO) -> str:
-    """The checksum of a file, by a thread to which the system gives the time that training leaves."""
-    found: list[str] = []
+    """The checksum of a file, at first by a thread to which the system gives the time that training leaves."""
+    file.seek(0)
+    digest, until_s = hashlib.sha256(), time.monotonic() + _PATIENCE_S
 
-    def work() -> None:
+    def begin() -> None:
         if sys.platform == "linux":  # elsewhere, priorities are those of processes
             with contextlib.suppress(OSError):
-                os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), _LOW_PRIORITY)
-        found.append(store.sha256_of(file))
+                os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), _LOWEST_PRIORITY)
+        with contextlib.suppress(OSError):  # raised again below
+            store.feed(digest, file, until_s=until_s)
 
-    thread = threading.Thread(target=work, name="syncline-checksum", daemon=True)
+    thread = threading.Thread(target=begin, name="syncline-checksum", daemon=True)
     thread.start()
     thread.join()
-    if not found:
-        raise OSError(errno.EIO, "its checksum could not be computed")
-    return found[0]
+    store.feed(digest, file)
+    return digest.hexdigest()

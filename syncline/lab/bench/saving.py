@@ -14,7 +14,7 @@ import os
 import statistics
 import sys
 import tempfile
-from collections.abc import Callable, Generator
+from collections.abc import Callable, Generator, Sequence
 from pathlib import Path
 
 from syncline.driver import train
@@ -23,7 +23,7 @@ from syncline.lab.bench.processes import output_of
 from syncline.lab.bench.scripts.saving_plain import SHARE, Transformer, samples
 from syncline.lab.bench.torchrun import WORKERS
 from syncline.result import Result
-from syncline.telemetry.events import CheckpointSaved, Progress
+from syncline.telemetry.events import CheckpointSaved, Event, Progress
 from syncline.telemetry.run_dir import RunDir
 
 _PLAIN, _OTHER, _SAVING = "plain PyTorch loop", "other steps", "steps that save"
@@ -68,12 +68,15 @@ def _steps_of(layout: str, run: Callable[[str], Result]) -> Suite:
     """Both kinds of steps come from one run, so that the machine is in the same state."""
     last: list[tuple[float, float]] = []
 
+    def times() -> tuple[float, float]:
+        return step_times(list(RunDir(run(layout).run_dir).read_events()))
+
     def other() -> float:
-        last[:] = [step_times(run(layout))]
+        last[:] = [times()]
         return last[0][0]
 
     def saving() -> float:
-        return (last or [step_times(run(layout))])[0][1]
+        return (last or [times()])[0][1]
 
     return Suite(
         name=f"saving-{layout}",
@@ -88,12 +91,11 @@ def _steps_of(layout: str, run: Callable[[str], Result]) -> Suite:
     )
 
 
-def step_times(result: Result) -> tuple[float, float]:
+def step_times(events: Sequence[Event]) -> tuple[float, float]:
     """In ms, the medians of worker 0's other steps, and of those in which it saves.
 
     A checkpoint is saved after its step is reported, so its time is in the next one.
     """
-    events = list(RunDir(result.run_dir).read_events())
     saved = {event.step for event in events if isinstance(event, CheckpointSaved)}
     other: list[float] = []
     saving: list[float] = []

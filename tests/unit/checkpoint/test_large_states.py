@@ -96,14 +96,14 @@ def test_loading_takes_no_memory_beside_the_tensors_that_are_filled(tmp_path):
 
 
 def test_what_changes_while_a_checkpoint_is_completed_is_not_in_it(tmp_path, monkeypatch):
-    begun, release, digest = threading.Event(), threading.Event(), store.sha256_of
+    begun, release, feed = threading.Event(), threading.Event(), store.feed
 
-    def slowly(file: Any) -> str:
+    def slowly(*args: Any, **kwargs: Any) -> None:
         begun.set()
         assert release.wait(LIMIT_S)
-        return digest(file)
+        feed(*args, **kwargs)
 
-    monkeypatch.setattr(store, "sha256_of", slowly)
+    monkeypatch.setattr(store, "feed", slowly)
     flat, log = torch.randn(NUMBERS), Log()
     expected = flat.clone()
     background = writer_in(tmp_path, log)
@@ -134,7 +134,7 @@ def test_a_kill_at_any_moment_leaves_the_checkpoint_before(tmp_path, moment):
             save, count = torch.save, iter(range(9))
             torch.save = lambda state, file: save(state, Dying(file, count))
         elif moment == "before its checksum is known":
-            store.sha256_of = die
+            store.feed = die
         else:
             store.os.replace = die  # type: ignore[attr-defined]
         writer_in(tmp_path).save_last(2, state_of(flat + 1))
@@ -147,6 +147,14 @@ def test_a_kill_at_any_moment_leaves_the_checkpoint_before(tmp_path, moment):
     assert torch.equal(state["model"]["11"], flat.view(12, 1000, -1)[11])
     writer_in(tmp_path).save_last(3, state_of(flat))
     assert files_in(tmp_path) == [f"step-0000000{step}.{kind}" for step in (1, 3) for kind in ("json", "pt")]
+
+
+def test_a_checksum_for_which_training_leaves_no_time_is_completed_without_waiting(tmp_path, monkeypatch):
+    monkeypatch.setattr(writer, "_PATIENCE_S", -1.0)
+    background = writer_in(tmp_path)
+    assert background.save_if_idle(1, state_of(torch.ones(NUMBERS)))
+    background.close()
+    assert load(checkpoints_in(tmp_path)[0])["model"]["11"].all()
 
 
 class Dying:
