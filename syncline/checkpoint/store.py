@@ -186,13 +186,7 @@ def _check_content(checkpoint: Checkpoint, file: BinaryIO) -> None:
 
 def _loaded(checkpoint: Checkpoint, file: BinaryIO) -> dict[str, Any]:
     try:
-        # By its descriptor: the name may belong to another file since.
-        mapped = f"/proc/self/fd/{file.fileno()}"
-        if os.path.exists(mapped):
-            state: dict[str, Any] = torch.load(mapped, weights_only=True, map_location="cpu", mmap=True)
-        else:
-            file.seek(0)
-            state = torch.load(file, weights_only=True, map_location="cpu")
+        return _mapped(file)
     except Exception as error:
         raise CheckpointError(
             f"{checkpoint.path} is refused: it holds more than tensors and plain values, and loading that could run "
@@ -200,7 +194,18 @@ def _loaded(checkpoint: Checkpoint, file: BinaryIO) -> dict[str, Any]:
             code="checkpoint-unsafe",
             path=str(checkpoint.path),
         ) from error
-    return state
+
+
+def _mapped(file: BinaryIO) -> dict[str, Any]:
+    """The state in a file, with tensors that are mapped from it where the system can do that."""
+    by_descriptor = f"/proc/self/fd/{file.fileno()}"  # the name may belong to another file since
+    if os.path.exists(by_descriptor):
+        with contextlib.suppress(RuntimeError):  # some network drives cannot map files
+            mapped: dict[str, Any] = torch.load(by_descriptor, weights_only=True, map_location="cpu", mmap=True)
+            return mapped
+    file.seek(0)
+    read: dict[str, Any] = torch.load(file, weights_only=True, map_location="cpu")
+    return read
 
 
 def newest_sound(folder: Path, run_id: str | None = None) -> tuple[Checkpoint, dict[str, Any], list[str]]:

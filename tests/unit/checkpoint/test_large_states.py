@@ -95,6 +95,19 @@ def test_loading_takes_no_memory_beside_the_tensors_that_are_filled(tmp_path):
     assert exit_status_of(read) == 0
 
 
+def test_where_files_cannot_be_mapped_they_are_read(tmp_path, monkeypatch):
+    saved = store.save(tmp_path, 1, state_of(torch.ones(NUMBERS)), keep=1)
+    read = torch.load
+
+    def unmappable(*args: Any, mmap: bool = False, **kwargs: Any) -> Any:
+        if mmap:
+            raise RuntimeError("unable to mmap: No such device (19)")
+        return read(*args, **kwargs)
+
+    monkeypatch.setattr(torch, "load", unmappable)
+    assert load(saved)["model"]["11"].all()
+
+
 def test_what_changes_while_a_checkpoint_is_completed_is_not_in_it(tmp_path, monkeypatch):
     begun, release, feed = threading.Event(), threading.Event(), store.feed
 
