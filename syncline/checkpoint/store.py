@@ -24,11 +24,12 @@ import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, BinaryIO, Protocol
+from typing import Any, BinaryIO, Protocol, cast
 
 import torch
 
 from syncline.boundary import advice_on
+from syncline.checkpoint.direct_writer import DirectWriter
 from syncline.checkpoint.schema import VERSION, check_version
 from syncline.checkpoint.snapshot import bytes_in
 from syncline.config.owned_files import create_new, make_directory, open_owned, read_owned, temporary_name
@@ -79,7 +80,7 @@ def save(folder: Path, step: int, state: dict[str, Any], *, keep: int) -> Checkp
 def stage(folder: Path, step: int, state: dict[str, Any]) -> Staged:
     """Write `state` to a temporary file, each tensor straight from its memory; it may change when this returns.
 
-    The file is in the system's cache then, and need not be on disk.
+    It may lie in the system's cache then, in part or as a whole, and not be on disk.
     """
     path = folder / f"step-{step:08d}.pt"
     temporary = temporary_name(path)
@@ -274,9 +275,10 @@ def feed(digest: Digest, file: BinaryIO, *, until_s: float = math.inf) -> None:
 def _serialize(state: dict[str, Any], file: BinaryIO, path: Path) -> None:
     """Write `state`; `CheckpointError` if `load` would refuse it, before any work depends on it."""
     try:
+        direct = DirectWriter(file)
         with _without_crc32():
-            torch.save(state, file)
-        file.flush()
+            torch.save(state, cast(BinaryIO, direct))  # of a file, torch only writes and flushes
+        direct.finish()
         refused = sorted(torch.serialization.get_unsafe_globals_in_checkpoint(path))
     except OSError:
         raise

@@ -2,8 +2,8 @@
 
 Here: `CheckpointWriter`. The training thread puts the state where it cannot change any more, and another thread makes a
 checkpoint of it. A small state is copied in memory, which takes milliseconds on every disk. Of a large one there may be
-no room for a second copy: the training thread writes it to a file, which the system's cache takes in at a gigabyte per
-second or more; the other thread does what takes longer, the checksum and waiting for the disk.
+no room for a second copy: the training thread writes it to a file, past the system's cache (`direct_writer.py`); the
+other thread computes the checksum, which takes longer.
 
 Why the training thread does not leave the writing to the other one, and wait with the next update: strategies and
 scripts change parameters at other moments, too, and where workers use all cores, that saves no time.
