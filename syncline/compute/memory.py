@@ -27,6 +27,8 @@ if TYPE_CHECKING:
     from syncline.comms.collective import Collective
 
 _STATUS, _CLEAR = Path("/proc/self/status"), Path("/proc/self/clear_refs")
+LARGEST_COPY_BYTES = 16 * 2**20
+"""A checkpoint of more is written without a copy in memory (`checkpoint/writer.py`)."""
 _FEWEST_SAMPLES = 2  # batch normalization needs two
 _ENOUGH_SAMPLES = 8  # even if a share is smaller, so that the trials show how memory grows
 _LONGEST_S = 5.0
@@ -117,7 +119,8 @@ def extra_memory(model: nn.Module, optimizer: torch.optim.Optimizer, collective:
     slots = optimizer_slots(optimizer)
     is_on_cpu = all(p.device.type == "cpu" for p in model.parameters())
     to_come = 0 if optimizer.state else slots
-    return weights * (to_come + (collective.size > 1) + (1 + slots) * is_on_cpu)
+    copied = min(weights * (1 + slots), LARGEST_COPY_BYTES) if is_on_cpu else 0
+    return weights * (to_come + (collective.size > 1)) + copied
 
 
 def optimizer_slots(optimizer: torch.optim.Optimizer) -> int:

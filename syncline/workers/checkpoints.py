@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 from syncline.checkpoint import store
 from syncline.checkpoint.schema import CheckpointState, TrainingProgress
+from syncline.checkpoint.snapshot import copied
 from syncline.checkpoint.writer import CheckpointWriter
 from syncline.comms.serialize import dump_state, load_state
 from syncline.config.owned_files import make_directory
@@ -168,7 +169,8 @@ class Checkpoints:
         loaded = store.load(mine) if mine is not None and (all_have_it or session.rank == 0) else {}
         if not all_have_it:
             loaded = load_state(session.collective.all_gather(dump_state(loaded) if session.rank == 0 else b"")[0])
-        state = CheckpointState.from_dict(loaded)
+        # Loading a model copies its tensors. The rest may be kept as it is, and must not depend on the file.
+        state = CheckpointState.from_dict({k: v if k == "model" else copied(v) for k, v in loaded.items()})
         self._last_saved_step = state.position.step
         return state
 

@@ -41,6 +41,7 @@ SUITES = {
     "servers": Entry("servers", "parameter servers: round trips and updates per second, beside gloo"),
     "engines": Entry("engines", "overhead per step of Ray and Spark, beside local processes", True),
     "memory": Entry("memory", "peak memory by batch size, beside a hand-written loop", True),
+    "saving": Entry("saving", "checkpoints of a large model: memory beside a plain loop, time of a step", True),
     "peers": Entry("peers", "training throughput, beside other installed frameworks", True),
 }
 

@@ -12,8 +12,9 @@ import torch
 from torch import nn
 
 from syncline.checkpoint import store
+from syncline.checkpoint.snapshot import copied
 from syncline.checkpoint.store import Checkpoint, checkpoints_in, load
-from syncline.checkpoint.writer import CheckpointWriter, copied
+from syncline.checkpoint.writer import CheckpointWriter
 from syncline.errors import CheckpointError
 
 LIMIT_S = 30.0
