@@ -1,4 +1,4 @@
-"""`--layout pipeline(n)`, alone and in products: the same result as one process, also after kills."""
+"""`pipeline(n)` and `tensor(n)`, alone and in products: the same result as one process, also after kills."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from real_runs import syncline as command
 from torch import nn
 
 import syncline
-from syncline import Pipeline, Sharded
+from syncline import Pipeline, Sharded, Tensor
 from syncline.data.audit import audit_file
 from syncline.errors import ConfigError
 from syncline.telemetry.events import WorkerFailure
@@ -38,6 +38,18 @@ class Branching(nn.Module):
         h = h + torch.relu(self.twice(h))
         out: torch.Tensor = self.last(torch.cat([h, x], dim=1))
         return out
+
+
+def wide() -> nn.Module:
+    """Layers that are large enough to be divided, of widths that do not divide evenly; batch norm and dropout.
+
+    No bias before batch norm: its gradient is rounding error, which AdamW would make a step of.
+    """
+    torch.manual_seed(0)
+    return nn.Sequential(
+        nn.Linear(12, 300, bias=False), nn.BatchNorm1d(300), nn.ReLU(), nn.Linear(300, 201), nn.ReLU(), nn.Dropout(0.2),
+        nn.Linear(201, 3),
+    )  # fmt: skip
 
 
 class KillingLoss:
@@ -96,6 +108,16 @@ def test_the_result_is_that_of_one_process(tmp_path, normalizes):
         assert_audited(result)
 
 
+def test_layers_that_are_divided_give_the_result_of_one_process(tmp_path):
+    alone = train(tmp_path / "alone", wide(), workers=1, layout="replicated")
+    for number, (workers, layout) in enumerate([(3, Tensor(3)), (4, Pipeline(2) * Tensor(2)), (4, "tensor(2)")]):
+        result = train(tmp_path / str(number), wide(), workers=workers, layout=layout)
+        states = [final_state(r.run_dir)["model"] for r in (alone, result)]
+        assert relative_difference(*states) < 1e-5, layout
+        assert result.metrics["test/loss"] == pytest.approx(alone.metrics["test/loss"], rel=1e-4)
+        assert_audited(result)
+
+
 @pytest.mark.parametrize("normalizes", [False, True])
 def test_with_replacements_the_result_is_the_same_to_the_bit_after_kills(tmp_path, normalizes):
     # Calls of the loss by one worker: a step has ten micro-batches, or one if batch norm needs the whole share.
@@ -109,6 +131,19 @@ def test_with_replacements_the_result_is_the_same_to_the_bit_after_kills(tmp_pat
         for name, each in (("whole", {}), ("killed", kills))
     )  # fmt: skip
     assert failures(killed) == 3
+    assert same_bits(*(final_state(r.run_dir)["model"] for r in (whole, killed)))
+    assert_audited(killed)
+
+
+def test_a_worker_that_computes_slices_is_replaced_with_the_same_bits(tmp_path):
+    whole, killed = (
+        train(
+            tmp_path / name, wide(), loss=KillingLoss(each, tmp_path / "k"), layout="tensor(2)",
+            on_worker_failure="replace-only", max_failures=99,
+        )
+        for name, each in (("whole", {}), ("killed", {4: 1, 12: 0}))
+    )  # fmt: skip
+    assert failures(killed) == 2
     assert same_bits(*(final_state(r.run_dir)["model"] for r in (whole, killed)))
     assert_audited(killed)
 
@@ -139,6 +174,7 @@ def test_any_layout_resumes_a_checkpoint_of_any_other(tmp_path):
         (nn.Sequential(nn.Linear(12, 3)), "pipeline(2)", "too-many-stages"),
         (Branching(), "pipeline(2, cut=nowhere)", None),
         (Branching(), "pipeline(2, cut=twice+last)", "cut-count"),
+        (Branching(), "tensor(2)", "nothing-to-divide"),
     ],
 )
 def test_a_cut_that_is_not_possible_is_refused_with_what_is(tmp_path, model, layout, reason):
