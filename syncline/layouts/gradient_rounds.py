@@ -104,12 +104,12 @@ class GradientRounds:
             if p.grad is None:
                 out[first - low : last - low].zero_()
                 continue
-            torch.mul(_in_memory_order(p)[first - start : last - start], weight, out=out[first - low : last - low])
+            torch.mul(in_memory_order(p)[first - start : last - start], weight, out=out[first - low : last - low])
             if start >= low:  # rounds go from the end to the beginning
                 p.grad = None
 
 
-def _in_memory_order(p: nn.Parameter) -> torch.Tensor:
+def in_memory_order(p: nn.Parameter) -> torch.Tensor:
     """The gradient of `p` as one vector, in the order in which the parameter lies in memory."""
     gradient = p.grad
     assert gradient is not None, "checked before"

@@ -3,14 +3,15 @@
     replicated      each worker holds the whole model
     sharded         all workers together hold one: each has an equal part of parameters, gradients and optimizer state
 
-Here: `Layout`, `read_layout` and `Layout.check`. Not here: what a worker does (`sharded.py`).
+Here: `Layout`, `read_layout` and `Layout.check`. Not here: what a worker does
+(`sharded.py`, in a user's own loop `own_loop_shards.py`).
 """
 
 from __future__ import annotations
 
 import importlib
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar
 
@@ -18,6 +19,8 @@ from syncline.errors import ConfigError, UnknownName
 from syncline.strategies.method import Method, RunConditions
 
 if TYPE_CHECKING:
+    import torch
+
     from syncline.strategies.exchange import Exchange, Replica
 
 _TEXT = re.compile(r"(?P<name>[\w-]+)\s*(\((?P<argument>.*)\))?", re.DOTALL)
@@ -29,7 +32,9 @@ class Layout:
 
     name: ClassVar[str] = "replicated"
     keeps_gradients_whole: ClassVar[bool] = True
-    """Whether each worker holds all gradients at the end of a backward pass."""
+    """Whether each worker holds all gradients at the end of a backward pass, except in a user's own loop."""
+    divides_updates: ClassVar[bool] = False
+    """Whether each worker updates a part of the parameters, which all workers hold together."""
 
     def __str__(self) -> str:
         return self.name
@@ -46,6 +51,13 @@ class Layout:
         """What a worker does in each step; here, what the strategy says."""
         return method.exchange(replica)
 
+    def check_loop(self, optimizers: Sequence[torch.optim.Optimizer]) -> None:
+        """`ConfigError` if a user's own loop with these optimizers cannot have this layout."""
+
+    def loop_exchange(self, replica: Replica, method: Method) -> Exchange:
+        """What a worker does in the steps of a user's own loop."""
+        return method.exchange(replica)
+
     def bytes_of_others(self, exchange: Exchange) -> int:
         """How much of the memory that a worker maps counts as that of other workers."""
         del exchange
@@ -58,13 +70,12 @@ class Sharded(Layout):
 
     name: ClassVar[str] = "sharded"
     keeps_gradients_whole: ClassVar[bool] = False
+    divides_updates: ClassVar[bool] = True
 
     def check(self, strategy: str, method: Method, run: RunConditions, *, has_memory_limit: bool = False) -> None:
         if has_memory_limit:
             why = "--memory-limit measures steps that hold all gradients"
             raise self._refusal(why, "memory-limit", "--accumulate for smaller micro-batches")
-        if run.is_own_loop:
-            raise self._refusal("a script steps with its own optimizer, which holds whole parameters", "own-loop")
         if not method.sums_exact_gradients:
             why = f"all workers hold one model together, and {strategy} works between several"
             raise self._refusal(why, "strategy", "--strategy allreduce")
@@ -95,13 +106,26 @@ class Sharded(Layout):
         )
         return made
 
+    def check_loop(self, optimizers: Sequence[torch.optim.Optimizer]) -> None:
+        _own_loop_shards().check_loop(optimizers)
+
+    def loop_exchange(self, replica: Replica, method: Method) -> Exchange:
+        is_alone = replica.collective.size == 1
+        made: Exchange = method.exchange(replica) if is_alone else _own_loop_shards().OwnLoopShards(replica, method)
+        return made
+
     def bytes_of_others(self, exchange: Exchange) -> int:
-        return exchange.bytes_of_others() if isinstance(exchange, _sharded().ShardedExchange) else 0
+        kinds = _sharded().ShardedExchange, _own_loop_shards().OwnLoopShards
+        return exchange.bytes_of_others() if isinstance(exchange, kinds) else 0
 
 
 def _sharded() -> Any:
     """Loaded when it is needed: it imports torch, and the planner reads layouts without it."""
     return importlib.import_module("syncline.layouts.sharded")
+
+
+def _own_loop_shards() -> Any:
+    return importlib.import_module("syncline.layouts.own_loop_shards")
 
 
 LAYOUTS: Mapping[str, type[Layout]] = {layout.name: layout for layout in (Layout, Sharded)}

@@ -84,7 +84,8 @@ def build_replicas(
             log=log,
             is_settled=is_settled,
         )
-        exchange = session.layout.exchange(replica, session.strategy.method)
+        layout, method = session.layout, session.strategy.method
+        exchange = (layout.exchange if own_loop is None else layout.loop_exchange)(replica, method)
         session.until_view_ends.callback(exchange.close)
         exchange.begin()
         built.append((replica, exchange))
@@ -117,7 +118,7 @@ def rebuild_replica(
     except SharedMemoryFull:  # on all members alike: the sums pass through the collective's staging area
         gradients = _own_loop_buffer(session, parameters, Solo())
     rebuilt = replace(replica, gradients=gradients, step=step, is_settled=True)
-    exchange = session.strategy.method.exchange(rebuilt)
+    exchange = session.layout.loop_exchange(rebuilt, session.strategy.method)
     session.until_view_ends.callback(exchange.close)
     exchange.begin()
     return rebuilt, exchange
@@ -131,7 +132,8 @@ def _gradient_buffer(
     def allocate() -> GradientBuffer:
         if parameters is not None:
             return _own_loop_buffer(session, parameters, session.collective)
-        return GradientBuffer(model.parameters(), session.collective, PIGGYBACKED_COUNT, is_flat=_is_flat(session))
+        is_flat = _is_flat(session) and session.layout.keeps_gradients_whole
+        return GradientBuffer(model.parameters(), session.collective, PIGGYBACKED_COUNT, is_flat=is_flat)
 
     try:
         return allocate()
@@ -145,7 +147,7 @@ def _own_loop_buffer(session: Session, parameters: Sequence[Any], collective: Co
 
 
 def _is_flat(session: Session) -> bool:
-    return (session.plan.size > 1 or session.plan.servers > 0) and session.layout.keeps_gradients_whole
+    return session.plan.size > 1 or session.plan.servers > 0
 
 
 def _report_ready(session: Session, state: TrainState) -> None:

@@ -184,6 +184,14 @@ class Stepper:
         """The first half of an update of optimizer `number`; False if `mark` is not the same on all workers."""
         return self._updaters[number].combine(weight, mark=mark)
 
+    def begin_update(self, number: int) -> None:
+        """Before the second half, which counts from here on; raises `PeerFailed` if it does not."""
+        self._built[number][1].begin_update()
+
+    def end_update(self, number: int) -> None:
+        """After the second half, which counts; `PeerFailed` if a worker has failed in it."""
+        self._built[number][1].end_update()
+
     def complete(
         self, number: int, weight: float, shares: Sequence[Share], *, update: Callable[[], None] | None = None
     ) -> Outcome:
