@@ -58,6 +58,9 @@ class Layout:
         """What a worker does in the steps of a user's own loop."""
         return method.exchange(replica)
 
+    def before_loading(self, exchange: Exchange, module: torch.nn.Module) -> None:
+        """A user's script is about to load other parameters into `module`."""
+
     def bytes_of_others(self, exchange: Exchange) -> int:
         """How much of the memory that a worker maps counts as that of other workers."""
         del exchange
@@ -113,6 +116,10 @@ class Sharded(Layout):
         is_alone = replica.collective.size == 1
         made: Exchange = method.exchange(replica) if is_alone else _own_loop_shards().OwnLoopShards(replica, method)
         return made
+
+    def before_loading(self, exchange: Exchange, module: torch.nn.Module) -> None:
+        if isinstance(exchange, _own_loop_shards().OwnLoopShards):
+            exchange.leave(module)
 
     def bytes_of_others(self, exchange: Exchange) -> int:
         kinds = _sharded().ShardedExchange, _own_loop_shards().OwnLoopShards

@@ -214,7 +214,8 @@ class LoopOptimizer:
         now = {h: (next(self._ids), part.state) for h, part in updated.items()}
         for number, h in present.items():
             self._history[number], state = now[h]
-            self._show(number, state)
+            if state:
+                self._show(number, state)
         self._remembered.update({new: self._split(state) for new, state in now.values()})
         used = set(self._history.values())
         self._remembered = {h: remembered for h, remembered in self._remembered.items() if h in used}

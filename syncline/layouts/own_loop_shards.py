@@ -133,9 +133,11 @@ class OwnLoopShards(LocalExchange):
             self._check_changes()
         yield
 
-    def leave(self) -> None:
+    def leave(self, module: nn.Module) -> None:
         """The script loads other parameters: let it do so in memory of its own. It cannot train them any more."""
-        if self._is_shared and self._watch is not None and not self._watch.is_moved:
+        own = set(map(id, self._parameters))
+        is_mine = any(id(p) in own for p in module.parameters())
+        if is_mine and self._is_shared and self._watch is not None and not self._watch.is_moved:
             self._is_shared = False
             for p in self._parameters:
                 p.data = p.detach().clone()
@@ -212,5 +214,3 @@ def check_loop(optimizers: Sequence[torch.optim.Optimizer]) -> None:
             raise refusal("two optimizers have the same parameters", "shared-parameters")
         seen.update(map(id, parameters))
         check_optimizer(optimizer)
-
-

@@ -74,7 +74,9 @@ class StateSync:
         return self._equal_held() if self._view == self._session.view else None
 
     def _equal_held(self) -> HeldState | None:
-        is_equal = self._held is not None and self._held.exchange.recovery == "equal" and self._held.exchange.is_complete
+        is_equal = (
+            self._held is not None and self._held.exchange.recovery == "equal" and self._held.exchange.is_complete
+        )
         return self._held if is_equal else None
 
     def synchronize(self, state: TrainState) -> Synced:

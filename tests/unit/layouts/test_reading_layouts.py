@@ -35,7 +35,6 @@ def test_what_is_no_layout_is_an_error_with_the_nearest():
         ("allreduce + int8", {}, "strategy"),
         ("hierarchy(inside_host=allreduce, across_hosts=sparknet)", {}, "strategy"),
         ("allreduce until epoch 1, then sparknet", {}, "strategy"),
-        ("allreduce", {"is_own_loop": True}, "own-loop"),
         ("allreduce", {"hosts": 2}, "no-shared-memory"),
         ("allreduce", {"shares_memory": False}, "no-shared-memory"),
     ],
@@ -52,6 +51,7 @@ def test_sharding_is_refused_with_a_reason_where_it_would_be_wrong(strategy, cha
 def test_sharding_fits_an_all_reduce_on_one_host_without_a_memory_limit():
     method = read_strategy("allreduce").method
     Sharded().check("allreduce", method, RunConditions(**FITS))  # type: ignore[arg-type]
+    Sharded().check("allreduce", method, RunConditions(**{**FITS, "is_own_loop": True}))
     Sharded().check("allreduce", method, RunConditions(**{**FITS, "workers": 1, "shares_memory": False}))
     with pytest.raises(ConfigError) as caught:
         Sharded().check("allreduce", method, RunConditions(**FITS), has_memory_limit=True)  # type: ignore[arg-type]
