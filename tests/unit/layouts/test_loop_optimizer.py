@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 import torch
+from shared_allocations import SharedAllocations
 from torch import nn
 
 from syncline.errors import ConfigError
@@ -52,31 +53,22 @@ class Workers:
         self.parameters: list[list[nn.Parameter]] = []
         self.optimizers: list[torch.optim.Optimizer] = []
         self.divided: list[LoopOptimizer] = []
-        self._made: list[torch.Tensor] = []
+        shared = SharedAllocations()
         for rank in range(SIZE):
             parameters, groups = parts()
             flat, optimizer = FlatParameters(parameters), make(groups)
             if state is not None:
                 optimizer.load_state_dict(copy.deepcopy(state))
             self.memory = flat.read() if rank == 0 else self.memory
-            divided = LoopOptimizer(optimizer, parameters, self.memory, rank=rank, size=SIZE, allocate=self.allocator())
+            divided = LoopOptimizer(
+                optimizer, parameters, self.memory, rank=rank, size=SIZE, allocate=shared.allocator()
+            )
             flat.move_to(self.memory)
             self.parameters.append(parameters)
             self.optimizers.append(optimizer)
             self.divided.append(divided)
         for divided in self.divided:
             divided.confirm()
-
-    def allocator(self) -> Callable[[int, torch.dtype], torch.Tensor]:
-        calls = iter(range(1000))
-
-        def allocate(numel: int, dtype: torch.dtype) -> torch.Tensor:
-            number = next(calls)
-            if number == len(self._made):
-                self._made.append(torch.zeros(numel, dtype=dtype))
-            return self._made[number]
-
-        return allocate
 
     def step(self, number: int, ranks: Sequence[int] = range(SIZE)) -> None:
         for parameters, divided in zip(self.parameters, self.divided, strict=True):
