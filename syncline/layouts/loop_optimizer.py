@@ -21,6 +21,7 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
+import msgspec
 import torch
 from torch import nn
 
@@ -69,6 +70,20 @@ class _Remembered(NamedTuple):
     """Of the parameter as a whole."""
 
 
+class Offer(msgspec.Struct, frozen=True):
+    """What a worker's optimizer has, when all begin."""
+
+    is_complete: bool
+    """Whether it has all parameters: a replacement may not have come to where the others have added some."""
+    tables: list[str]
+    """What it remembers of each number."""
+
+    @classmethod
+    def of(cls, optimizer: torch.optim.Optimizer, parameters: Sequence[torch.Tensor]) -> Offer:
+        held = {id(p) for group in optimizer.param_groups for p in group["params"]}
+        return cls(all(id(p) in held for p in parameters), _table_names(optimizer, parameters[0].dtype))
+
+
 def refusal(why: str, reason: str, **facts: Any) -> ConfigError:
     """The error for a script that cannot have this layout."""
     return ConfigError(
@@ -88,44 +103,49 @@ class LoopOptimizer:
         *,
         rank: int,
         size: int,
+        offers: Sequence[Offer],
         allocate: Allocate,
     ) -> None:
-        """All workers hold the same state, and call this together; rank 0 fills the tables."""
+        """All workers hold the same state, and call this together; the first that has all of it fills the tables."""
         check_optimizer(optimizer)
         self._optimizer, self._parameters, self._memory, self._rank = optimizer, list(parameters), memory, rank
-        numbers = {id(p): number for number, p in enumerate(self._parameters)}
-        self._group_of = {
-            numbers[id(p)]: number for number, group in enumerate(optimizer.param_groups) for p in group["params"]
-        }
         sizes = [p.numel() for p in self._parameters]
         self._starts = [0, *itertools.accumulate(sizes)]
         rounds = rounds_of(sizes, _CHUNK_NUMBERS * size)
         self._pieces = [chunks_of(pieces_of(sizes, rounds, rank, size), _CHUNK_NUMBERS) for rank in range(size)]
-        self._tables = {
-            name: allocate(memory.numel(), dtype) for name, dtype in _table_types(optimizer, memory.dtype).items()
-        }
+        names = sorted({name for offer in offers for name in offer.tables})
+        self._tables = {name: allocate(memory.numel(), memory.dtype) for name in names}
         self._check_known(optimizer.state.values())
         self._views = {name: views_of(table, self._parameters) for name, table in self._tables.items()}
         longest = max((sum(p.high - p.low for p in chunk) for own in self._pieces for chunk in own), default=0)
-        self._row_bytes = 8 * max(1, longest)  # bytes, because the tables may be of several types
-        self._log = allocate(size * (1 + len(self._tables)) * self._row_bytes, torch.uint8)
+        self._row = max(1, longest)
+        self._log = allocate(size * (1 + len(self._tables)) * self._row, memory.dtype)
         self._progress = allocate(2 * size, torch.int64).view(-1, 2).numpy()
         self._ids = itertools.count()
         self._history: dict[int, int] = {}
         """Of each parameter: a number that parameters have in common which were updated in the same steps."""
         self._remembered: dict[int, _Remembered] = {}
         """By this number."""
-        if rank == 0:
+        if rank == next((rank for rank, offer in enumerate(offers) if offer.is_complete), 0):
             self._fill_tables()
 
     def confirm(self) -> None:
-        """All workers have come this far, and rank 0 has filled the tables: they count from now on."""
+        """All workers have come this far, and the tables are filled: they count from now on."""
         for number, p in enumerate(self._parameters):
             state = self._optimizer.state.get(p) or {}
-            state.update({name: self._views[name][number] for name in self._tables if name in state})
+            for name in self._split(state).tables:
+                state[name] = self._views[name][number]
+        numbers = {id(p): number for number, p in enumerate(self._parameters)}
+        groups = enumerate(self._optimizer.param_groups)
+        self._group_of = {numbers[id(p)]: n for n, group in groups for p in group["params"] if id(p) in numbers}
         self._find_histories()
         self._own = self._chunks(self._rank, lambda number: self._remembered[self._history[number]])
         self._before = self._history, self._remembered
+
+    def find_groups(self) -> None:
+        """A replacement's script may add groups that the others have had all along, and load their state."""
+        if len(self._group_of) < sum(len(group["params"]) for group in self._optimizer.param_groups):
+            self.confirm()
 
     def begin_update(self) -> None:
         """Note that no chunk is updated yet; before any worker can begin to update."""
@@ -246,6 +266,7 @@ class LoopOptimizer:
 
     def _find_histories(self) -> None:
         """Give parameters of which the optimizer remembers the same one number; `_count` keeps that true."""
+        self._history.clear()
         known: list[tuple[int, _Remembered, int]] = []
         for number, group in self._group_of.items():
             mine = self._split(self._optimizer.state.get(self._parameters[number]) or {})
@@ -268,15 +289,14 @@ class LoopOptimizer:
     def _chunks(self, rank: int, remembered: Callable[[int], _Remembered]) -> list[_Chunk]:
         """What a worker updates, with what the optimizer remembers of each parameter."""
         vectors = [self._memory, *self._tables.values()]
-        first = rank * len(vectors) * self._row_bytes
-        rows = [self._log[first + n * self._row_bytes :][: self._row_bytes] for n in range(len(vectors))]
+        rows = self._log.view(-1, len(vectors), self._row)[rank]
         chunks = []
         for pieces in self._pieces[rank]:
             pieces = [piece for piece in pieces if piece.parameter in self._group_of]
             parts = [self._part(piece, remembered(piece.parameter)) for piece in pieces]
             sizes = [piece.high - piece.low for piece in pieces]
             changed = [vector[piece.low : piece.high] for vector in vectors for piece in pieces]
-            logs = [torch.split(row.view(v.dtype)[: sum(sizes)], sizes) for row, v in zip(rows, vectors, strict=True)]
+            logs = [torch.split(row[: sum(sizes)], sizes) for row in rows]
             chunks.append(_Chunk(parts, changed, [part for log in logs for part in log]))
         return chunks
 
@@ -311,9 +331,9 @@ def _of_other_kind(name: str) -> ConfigError:
     return refusal(why, "optimizer-state", name=name)
 
 
-def _table_types(optimizer: torch.optim.Optimizer, dtype: torch.dtype) -> dict[str, torch.dtype]:
-    """What the optimizer remembers of each number: the names and types."""
-    found: dict[str, torch.dtype] = {}
+def _table_names(optimizer: torch.optim.Optimizer, dtype: torch.dtype) -> list[str]:
+    """What the optimizer remembers of each number."""
+    found: set[str] = set()
     for group in optimizer.param_groups:
         p = nn.Parameter(torch.ones(2, dtype=dtype))
         twin = twin_of(optimizer, [{**settings_of(group), "params": [p]}])
@@ -321,8 +341,10 @@ def _table_types(optimizer: torch.optim.Optimizer, dtype: torch.dtype) -> dict[s
             p.grad = torch.ones_like(p)
             step_with(twin)
         by_number = {name: v for name, v in twin.state[p].items() if isinstance(v, torch.Tensor) and v.dim()}
-        found.update({name: value.dtype for name, value in by_number.items()})
-    return dict(sorted(found.items()))
+        if any(value.dtype != dtype for value in by_number.values()):
+            raise refusal("the optimizer's state is of another type than the parameters", "state-dtype")
+        found.update(by_number)
+    return sorted(found)
 
 
 def check_optimizer(optimizer: torch.optim.Optimizer) -> None:

@@ -20,12 +20,13 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 
+import msgspec
 import torch
 from torch import nn
 
 from syncline.comms.collective import Collective
 from syncline.comms.shared_tensors import SharedMemoryFull
-from syncline.layouts.loop_optimizer import LoopOptimizer, check_optimizer, refusal
+from syncline.layouts.loop_optimizer import LoopOptimizer, Offer, check_optimizer, refusal
 from syncline.strategies.exchange import LocalExchange, Replica
 from syncline.strategies.flat import FlatParameters, views_of
 from syncline.strategies.method import Method
@@ -58,6 +59,7 @@ class OwnLoopShards(LocalExchange):
             memory,
             rank=collective.rank,
             size=collective.size,
+            offers=self._gather_offers(),
             allocate=self._allocate,
         )
         collective.barrier()
@@ -75,6 +77,10 @@ class OwnLoopShards(LocalExchange):
             if id(tensor) not in own:
                 # By `data`, whose version is its own: another optimizer's exchange may watch that of the parameter.
                 self.replica.collective.broadcast_(tensor.data)
+
+    def _gather_offers(self) -> list[Offer]:
+        mine = msgspec.msgpack.encode(Offer.of(self.replica.optimizer, self._parameters))
+        return [msgspec.msgpack.decode(part, type=Offer) for part in self.replica.collective.all_gather(mine)]
 
     def _allocate(self, numel: int, dtype: torch.dtype) -> torch.Tensor:
         self._shared_bytes += numel * dtype.itemsize
@@ -145,12 +151,14 @@ class OwnLoopShards(LocalExchange):
     def close(self) -> None:
         """Parameters stay in the memory of this View until the next one moves them; no other worker changes it then."""
         self._is_shared = False
+        self._sums.close()
 
     def _check_script(self) -> None:
         """Refuse what the script has done since the last update, if it would be different with this layout."""
         if not self._is_shared:
             raise refusal("the script has loaded parameters after the training had begun", "parameters-loaded")
         self._check_changes()
+        self._optimizer.find_groups()
         if not self._optimizer.is_intact:
             raise refusal("the script has replaced the optimizer's state after the training had begun", "state-loaded")
         if any(p.grad is not None and p.grad.is_sparse for p in self._parameters):

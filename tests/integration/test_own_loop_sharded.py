@@ -6,7 +6,7 @@ import json
 
 import pytest
 import torch
-from own_loop_scripts import CLOSURE, HEAD, PLAIN
+from own_loop_scripts import ADDED_BY_STEP, CLOSURE, HEAD, PLAIN
 from real_runs import relative_difference, same_bits
 from real_runs import syncline as command
 from script_runs import assert_clean, run, state
@@ -88,6 +88,9 @@ assert first == (id(model), id(optimizer), os.getpid())
 if worker.is_main:
     saved = {"model": model.state_dict(), "optimizer": optimizer.state_dict(), "norms": norms}
     torch.save({**saved, "accuracy": worker.state.accuracy}, "saved.pt")
+before = model.last.weight.data_ptr()
+model.load_state_dict({name: value.clone() for name, value in model.state_dict().items()})
+assert (model.last.weight.data_ptr() == before) == (worker.size == 1), "what it loads is its own"
 """
 )
 
@@ -134,6 +137,17 @@ def test_with_replacements_kills_anywhere_in_a_step_change_no_bit(tmp_path):
     assert_clean(tmp_path, "killed", epochs=3)
 
 
+def test_groups_that_a_script_adds_are_divided_anew_also_by_replacements(tmp_path):
+    run(tmp_path, ADDED_BY_STEP, "alone", workers=1)
+    run(tmp_path, None, "whole", *SHARDED, workers=2)
+    faults = "kill worker 1 at step 4; kill worker 0 at step 14"
+    run(tmp_path, None, "killed", *SHARDED, "--on-worker-failure", "replace-only", workers=2, faults=faults)
+    alone, whole, killed = (state(tmp_path, name) for name in ("alone", "whole", "killed"))
+    assert relative_difference(alone["model"], whole["model"]) < 1e-5
+    assert same_bits(whole["model"], killed["model"])
+    assert_same_optimizer(killed["optimizer"], alone["optimizer"])
+
+
 @pytest.mark.parametrize(
     ("policy", "victims"),
     [
@@ -150,7 +164,15 @@ def test_survivors_continue_where_they_are_and_every_sample_counts_once(tmp_path
 
 
 def test_any_layout_and_number_of_workers_resume_a_script(tmp_path):
-    script = PLAIN.replace("momentum=0.9", "momentum=0.9, nesterov=True").replace("range(2)", "range(3)")
+    body = """
+        def closure():
+            optimizer.zero_grad()
+            loss = F.cross_entropy(model(x), y)
+            loss.backward()
+            return loss
+        optimizer.step(closure)
+"""
+    script = PLAIN[: PLAIN.index("        optimizer.zero_grad()")].replace("range(2)", "range(3)") + body
     run(tmp_path, script, "whole", workers=1)
     settings = ("--on-worker-failure", "stop", "--checkpoint-every-steps", "6")
     faults = "kill worker 1 at step 13"
@@ -165,9 +187,11 @@ def test_any_layout_and_number_of_workers_resume_a_script(tmp_path):
 
 def test_what_would_be_different_is_refused_with_the_reason(tmp_path):
     step = "        optimizer.step()\n"
+    shrink = "        model[0].weight.data.mul_(0.9)\n"
     for script, what in [
         (CLOSURE, "LBFGS looks at whole ones"),
-        (PLAIN.replace(step, f"{step}        model[0].weight.data.mul_(0.9)\n"), "without optimizer.step()"),
+        (PLAIN.replace(step, step + shrink), "without optimizer.step()"),
+        ("import torch.distributed as dist\ndist.init_process_group('gloo')\n", "trains with torch.distributed"),
     ]:
         refused = run(tmp_path, script, f"refused{len(what)}", *SHARDED, workers=2, code=1)
         assert what in refused.err

@@ -13,7 +13,7 @@ from torch import nn
 
 from syncline.errors import ConfigError
 from syncline.layouts import loop_optimizer
-from syncline.layouts.loop_optimizer import LoopOptimizer, check_optimizer
+from syncline.layouts.loop_optimizer import LoopOptimizer, Offer, check_optimizer
 from syncline.strategies.flat import FlatParameters
 
 SIZE = 3
@@ -61,7 +61,13 @@ class Workers:
                 optimizer.load_state_dict(copy.deepcopy(state))
             self.memory = flat.read() if rank == 0 else self.memory
             divided = LoopOptimizer(
-                optimizer, parameters, self.memory, rank=rank, size=SIZE, allocate=shared.allocator()
+                optimizer,
+                parameters,
+                self.memory,
+                rank=rank,
+                size=SIZE,
+                offers=[Offer.of(optimizer, parameters)],
+                allocate=shared.allocator(),
             )
             flat.move_to(self.memory)
             self.parameters.append(parameters)
