@@ -63,7 +63,8 @@ class RunConfig:
     layout: str = _f(
         "replicated",
         "How the model is spread over workers: replicated (each holds all of it), or sharded (all workers of this "
-        "machine hold one together, each an equal part of parameters, gradients and optimizer state).",
+        "machine hold one together, each an equal part of parameters, gradients and optimizer state; in a script of "
+        "your own, gradients stay whole).",
     )
     seed: int = _f(0, "Seed for initial weights and sample order. The same seed gives the same run.")
     max_steps: int | None = _f(None, "Stop after this many steps, even in the middle of an epoch.")

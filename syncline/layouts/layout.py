@@ -7,14 +7,15 @@
     pipeline(2) x sharded(2)    products: here four workers
 
 Here: `Layout`, `read_layout` and `Layout.check`. Not here: the parts (`sharded.py`, `pipeline.py`, `tensor.py`), which
-worker has which place (`grid.py`), and what a worker does (`shared_model.py`).
+worker has which place (`grid.py`), and what a worker does (`shared_model.py`, in a user's own loop
+`own_loop_shards.py`).
 """
 
 from __future__ import annotations
 
 import importlib
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields
 from typing import TYPE_CHECKING, Any
 
@@ -27,6 +28,8 @@ from syncline.layouts.tensor import Tensor
 from syncline.strategies.method import Method, RunConditions
 
 if TYPE_CHECKING:
+    import torch
+
     from syncline.layouts.shared_model import SharedModelExchange
     from syncline.layouts.spread import Spread
     from syncline.strategies.exchange import Exchange, Replica
@@ -71,6 +74,11 @@ class Layout:
         """Whether each worker holds the whole model."""
         return not self.parts
 
+    @property
+    def divides_updates(self) -> bool:
+        """Whether all workers hold one model together, each computes it whole, and updates a part of it."""
+        return self.parts == (Sharded(),)
+
     def grid(self, workers: int) -> Grid:
         """The place of each of so many workers."""
         shards = 1 if self.sharded is None else self.sharded.n
@@ -91,8 +99,8 @@ class Layout:
         if has_memory_limit:
             why = "--memory-limit measures steps that hold all gradients"
             raise self._refusal(why, "memory-limit", "--accumulate for smaller micro-batches")
-        if run.is_own_loop:
-            raise self._refusal("a script steps with its own optimizer, which holds whole parameters", "own-loop")
+        if run.is_own_loop and not self.divides_updates:
+            raise self._refusal("a script calls the whole model itself", "own-loop", "--layout sharded")
         self._check_strategy(strategy, method, run)
         self._check_workers(run.workers)
         if run.workers > 1 and (run.hosts > 1 or not run.shares_memory):
@@ -142,15 +150,37 @@ class Layout:
         made: SharedModelExchange = _shared_model().SharedModelExchange(replica, method, self, spread)
         return made
 
+    def check_loop(self, optimizers: Sequence[torch.optim.Optimizer]) -> None:
+        """`ConfigError` if a user's own loop with these optimizers cannot have this layout."""
+        if self.divides_updates:
+            _own_loop_shards().check_loop(optimizers)
+
+    def loop_exchange(self, replica: Replica, method: Method) -> Exchange:
+        """What a worker does in the steps of a user's own loop."""
+        is_alone = replica.collective.size == 1 or not self.divides_updates
+        made: Exchange = method.exchange(replica) if is_alone else _own_loop_shards().OwnLoopShards(replica, method)
+        return made
+
+    def before_loading(self, exchange: Exchange, module: torch.nn.Module) -> None:
+        """A user's script is about to load other parameters into `module`."""
+        if self.divides_updates and isinstance(exchange, _own_loop_shards().OwnLoopShards):
+            exchange.leave(module)
+
     def bytes_of_others(self, exchange: Exchange) -> int:
         """How much of the memory that a worker maps counts as that of other workers."""
-        is_shared = not self.is_replicated and isinstance(exchange, _shared_model().SharedModelExchange)
-        return exchange.bytes_of_others() if is_shared else 0  # type: ignore[attr-defined]
+        if self.is_replicated:
+            return 0
+        kinds = _shared_model().SharedModelExchange, _own_loop_shards().OwnLoopShards
+        return exchange.bytes_of_others() if isinstance(exchange, kinds) else 0
 
 
 def _shared_model() -> Any:
     """Loaded when it is needed: it imports torch, and the planner reads layouts without it."""
     return importlib.import_module("syncline.layouts.shared_model")
+
+
+def _own_loop_shards() -> Any:
+    return importlib.import_module("syncline.layouts.own_loop_shards")
 
 
 def read_layout(text: str) -> Layout:

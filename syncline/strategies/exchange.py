@@ -163,8 +163,24 @@ class Exchange(Protocol):
         hold the weighted sum over all workers.
         """
 
+    def begin_update(self) -> None:
+        """Before an update in a user's own loop: from here on it counts. If it raises, nothing has changed."""
+
     def update(self) -> None:
         """Apply what the gradient buffer holds. Skipped if the loss is not finite."""
+
+    def end_update(self) -> None:
+        """After an update in a user's own loop, which counts, even if this raises `PeerFailed`."""
+
+    @property
+    def is_complete(self) -> bool:
+        """Whether what this worker holds has all of the last update; a failed worker may have had a part of it."""
+
+    def finish_updates(self, survivors: Collective) -> None:
+        """A worker has failed: make its part of an update that counts, so that the survivors' replicas are equal.
+
+        All survivors call this, with a collective of their own, where recovery is "equal" in a user's own loop.
+        """
 
     def after_update(self, weight: float) -> bool:
         """The step is done. True if the piggybacked values now hold the weighted sum over all workers."""
@@ -254,9 +270,21 @@ class LocalExchange(HierarchyLevel):
         del weight
         return False
 
+    def begin_update(self) -> None: ...
+
     def update(self) -> None:
         """This worker's own optimizer steps."""
         self.replica.optimizer.step()
+
+    def end_update(self) -> None: ...
+
+    @property
+    def is_complete(self) -> bool:
+        return True
+
+    def finish_updates(self, survivors: Collective) -> None:
+        """Nothing: each worker makes whole updates."""
+        del survivors
 
     def after_update(self, weight: float) -> bool:
         del weight

@@ -10,6 +10,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from typing import Any
 
+from syncline.comms.collective import Collective
 from syncline.strategies.exchange import Exchange, LocalExchange, Replica
 
 
@@ -32,6 +33,14 @@ class ExchangeGroup(LocalExchange):
     def before_forward(self) -> None:
         for exchange in self._exchanges:
             exchange.before_forward()
+
+    @property
+    def is_complete(self) -> bool:
+        return all(exchange.is_complete for exchange in self._exchanges)
+
+    def finish_updates(self, survivors: Collective) -> None:
+        for exchange in self._exchanges:
+            exchange.finish_updates(survivors)
 
     @contextmanager
     def shared(self) -> Iterator[None]:

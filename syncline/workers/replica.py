@@ -88,7 +88,9 @@ def build_replicas(
             log=log,
             is_settled=is_settled,
         )
-        exchange = session.layout.exchange(replica, session.strategy.method, spread)
+        layout, method = session.layout, session.strategy.method
+        is_loop = own_loop is not None
+        exchange = layout.loop_exchange(replica, method) if is_loop else layout.exchange(replica, method, spread)
         session.until_view_ends.callback(exchange.close)
         exchange.begin()
         built.append((replica, exchange))
@@ -121,7 +123,7 @@ def rebuild_replica(
     except SharedMemoryFull:  # on all members alike: the sums pass through the collective's staging area
         gradients = _own_loop_buffer(session, parameters, Solo())
     rebuilt = replace(replica, gradients=gradients, step=step, is_settled=True)
-    exchange = session.strategy.method.exchange(rebuilt)
+    exchange = session.layout.loop_exchange(rebuilt, session.strategy.method)
     session.until_view_ends.callback(exchange.close)
     exchange.begin()
     return rebuilt, exchange
@@ -135,7 +137,8 @@ def _gradient_buffer(
     def allocate() -> GradientBuffer:
         if parameters is not None:
             return _own_loop_buffer(session, parameters, session.collective)
-        return GradientBuffer(model.parameters(), session.collective, PIGGYBACKED_COUNT, is_flat=_is_flat(session))
+        is_flat = _is_flat(session) and session.layout.is_replicated
+        return GradientBuffer(model.parameters(), session.collective, PIGGYBACKED_COUNT, is_flat=is_flat)
 
     try:
         return allocate()
@@ -149,7 +152,7 @@ def _own_loop_buffer(session: Session, parameters: Sequence[Any], collective: Co
 
 
 def _is_flat(session: Session) -> bool:
-    return (session.plan.size > 1 or session.plan.servers > 0) and session.layout.is_replicated
+    return session.plan.size > 1 or session.plan.servers > 0
 
 
 def _lane_of(collective: Collective, spread: Spread) -> Collective:

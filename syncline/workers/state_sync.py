@@ -69,13 +69,17 @@ class StateSync:
     def complete_state(self) -> HeldState | None:
         """What this worker holds, if that has every completed step of all workers; otherwise None."""
         # Between agreeing on a new View and entering it, state and progress belong to different Views.
-        is_settled = self._view == self._progress.view
-        return self._held if self._held is not None and is_settled and self._held.exchange.recovery == "equal" else None
+        return self._equal_held() if self._view == self._progress.view else None
 
     def equal_state(self) -> HeldState | None:
         """What this worker holds, if all members of the View hold the same after as many steps; otherwise None."""
-        is_current = self._view == self._session.view
-        return self._held if self._held is not None and is_current and self._held.exchange.recovery == "equal" else None
+        return self._equal_held() if self._view == self._session.view else None
+
+    def _equal_held(self) -> HeldState | None:
+        is_equal = (
+            self._held is not None and self._held.exchange.recovery == "equal" and self._held.exchange.is_complete
+        )
+        return self._held if is_equal else None
 
     def synchronize(self, state: TrainState) -> Synced:
         """Bring `state` and the progress to where all members continue; they call this together.
@@ -133,10 +137,10 @@ class StateSync:
         """Continue with the live state of the survivors."""
         session, held = self._session, self._held
         is_survivor, is_stale = session.rank in plan.survivors, session.rank in plan.stale
-        if plan.merges:
+        if plan.merges or (plan.is_inherited and session.layout.divides_updates):
             with closing(session.collective.split(int(is_survivor))) as survivors:
                 if is_survivor and held is not None:
-                    held.exchange.merge(survivors)
+                    (held.exchange.merge if plan.merges else held.exchange.finish_updates)(survivors)
         if self._round is not None:
             self._round.catch_up(session.collective)
         data = self._send_state(plan)

@@ -71,6 +71,7 @@ class Stepper:
         self._sync, self._round = StateSync(session, self.progress, round), round
         self._after_update = after_update
         self._step_hook = step_hook()
+        self._built: list[tuple[Replica, Exchange]] = []
         self._outcome: Outcome | None = None  # of the last step, until `end_step`
         self._recovery: Callable[[int], Recovered] | None = None  # what to report after the first step of this View
         self.alone = SavingAlone(session, self.progress, self._sync, round)
@@ -146,6 +147,11 @@ class Stepper:
         self._sync.hold(self.state, self.exchange)
         self._updaters[number] = Updater(*built, session.recorder, requests=session, clip_norm=self._clip_norm)
 
+    def before_loading(self, module: torch.nn.Module) -> None:
+        """The user's script is about to load other parameters into `module`."""
+        for _, exchange in self._built:
+            self.session.layout.before_loading(exchange, module)
+
     def begin_step(self, share: Share, *, continues: bool = False, is_carried: bool = False) -> None:
         """Everything that comes before the forward pass on `share`.
 
@@ -187,6 +193,14 @@ class Stepper:
     def combine(self, number: int, weight: float, *, mark: int | None = None) -> bool:
         """The first half of an update of optimizer `number`; False if `mark` is not the same on all workers."""
         return self._updaters[number].combine(weight, mark=mark)
+
+    def begin_update(self, number: int) -> None:
+        """Before the second half, which counts from here on; raises `PeerFailed` if it does not."""
+        self._built[number][1].begin_update()
+
+    def end_update(self, number: int) -> None:
+        """After the second half, which counts; `PeerFailed` if a worker has failed in it."""
+        self._built[number][1].end_update()
 
     def complete(
         self, number: int, weight: float, shares: Sequence[Share], *, update: Callable[[], None] | None = None

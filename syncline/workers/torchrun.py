@@ -35,6 +35,7 @@ from syncline.comms.control import GroupCreated, StoreAddress
 from syncline.comms.store import RunStore, connect_store
 from syncline.comms.torch_group import interface_of
 from syncline.errors import PeerFailed
+from syncline.layouts.loop_optimizer import refusal
 from syncline.planning.plan import Plan
 from syncline.telemetry.events import WorkerReady
 from syncline.workers.link import Link
@@ -157,6 +158,8 @@ class TorchrunScript:
     def _on_group(self) -> None:
         if self.has_group:
             return
+        if self._session.layout.divides_updates:
+            raise refusal("the script trains with torch.distributed, which holds a model on each worker", "own-group")
         self._session.has_own_group = True
         session, link = self._session, self._link
         link.send(GroupCreated(session.worker_id, link.life, self._view))

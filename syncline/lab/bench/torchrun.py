@@ -94,8 +94,8 @@ def torchrun(folder: Path, script: list[str]) -> list[str]:
     return [*launcher, "--rdzv-backend", "c10d", "--rdzv-endpoint", "127.0.0.1:0", "--local-addr", "127.0.0.1", *script]
 
 
-def syncline_run(folder: Path, script: list[str]) -> list[str]:
-    """The command that runs a script under Syncline."""
-    options = ["--workers", str(WORKERS), "--threads", "1", "--out", str(folder / "runs")]
+def syncline_run(folder: Path, script: list[str], *more: str) -> list[str]:
+    """The command that runs a script under Syncline, with `more` options."""
+    options = ["--workers", str(WORKERS), "--threads", "1", "--out", str(folder / "runs"), *more]
     path, *arguments = script
     return [sys.executable, "-m", "syncline.cli.main", "run", path, *options, "--", *arguments]

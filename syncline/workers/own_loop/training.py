@@ -89,6 +89,8 @@ class LoopTraining:
         if self.is_entered:
             return
         self.parts.check()
+        if self.session.plan.size > 1:
+            self.session.layout.check_loop([plain_optimizer(optimizer) for optimizer in self.parts.optimizers])
         was_late, self.is_entered = is_late(self.session), True
         if self.session.view == 0 or is_outdated(self.session):
             self._join()

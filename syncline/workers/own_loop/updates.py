@@ -88,13 +88,17 @@ class LoopUpdates:
         self._check_has_batch()
         self._training.begin_without_data()
         optimizer = self._training.parts.optimizers[number]
-        if closure is not None and self._training.is_lock_step:
+        is_divided = self._session.layout.divides_updates and self._session.plan.size > 1
+        if closure is not None and self._training.is_lock_step and not is_divided:
             return self._step_with_closure(optimizer, number, closure)
         result = None
         if closure is not None:
             _check_simple_closure(self._session, optimizer)
             with torch.enable_grad():
                 result = closure()
+            if self._training.is_lock_step:
+                # The optimizer treats each number by itself, so it would evaluate the closure once, and first.
+                result = self._round.exchange_values(functools.partial(self._mean_loss, result), self._training.recover)
         self._is_accumulating = self.is_incomplete
         if self._is_accumulating:
             return result
@@ -166,6 +170,8 @@ class LoopUpdates:
         """Update with the combined gradients; the batches taken count."""
         stepper, round = self._training.stepper, self._round
         assert stepper is not None
+        while not round.is_update_done and not round.is_dropped and not self._begin_update(number):
+            self._training.recover()
         if round.is_update_done:
             return self._pass_update(number)
         if round.is_dropped:
@@ -176,7 +182,24 @@ class LoopUpdates:
         self._combined.discard(number)
         self.weights.begin()
         self._session.recorder.waits = True  # until its next batch, the loop may do anything: that is no sign of a hang
+        try:
+            stepper.end_update(number)
+        except PeerFailed:  # in an update that counts
+            self._training.recover(is_between_rounds=True)
         return None
+
+    def _begin_update(self, number: int) -> bool:
+        """Whether the update counts. If another worker has failed, all begin it again with the same sum."""
+        stepper, round = self._training.stepper, self._round
+        assert stepper is not None
+        try:
+            stepper.begin_update(number)
+        except PeerFailed:
+            # Others may have been interrupted before they had the sum.
+            parameters = stepper.replicas[number].gradients.parameters
+            round.combined.setdefault(number, [p.grad for p in parameters])
+            return False
+        return True
 
     def _pass_update(self, number: int) -> None:
         """The other workers have made this update, and this worker's state has it."""

@@ -22,6 +22,7 @@ from syncline.workers.own_loop.carried import Carried
 from syncline.workers.own_loop.checks import OUT_OF_STEP
 from syncline.workers.own_loop.feed import drawn_feed
 from syncline.workers.own_loop.gradient_calls import watch_gradient_calls
+from syncline.workers.own_loop.loading_calls import watch_loading_calls
 from syncline.workers.own_loop.numbers import Numbers
 from syncline.workers.own_loop.training import LoopTraining
 from syncline.workers.own_loop.values import SavedValues
@@ -93,6 +94,7 @@ class Worker:
             self._training.updates.set_loss(loss)
         prepared = tuple(_prepared(self, thing) for thing in objects)
         watch_gradient_calls(self._training)
+        watch_loading_calls(self._training)
         return prepared[0] if len(prepared) == 1 else prepared
 
     def batches(self, draw: Any, steps: int | None = None, *, dim: int = 0) -> DrawnBatches:

@@ -27,13 +27,18 @@ def test_a_script_is_compared_with_one_process_and_with_ddp(monkeypatch: pytest.
         ("DDP", 1.8, "at least"),
     ]
     for suite in suites:
-        assert [contender.measure() for contender in suite.contenders] == [1.0, 1.0]
-    assert ran == [["60", "alone"], ["60", "syncline"], ["60", "ddp"], ["60", "syncline"]]
+        assert [contender.measure() for contender in suite.contenders] == [1.0, 1.0, 1.0]
+    assert ran == [["60", mode] for mode in ("alone", "syncline", "syncline", "ddp", "syncline", "syncline")]
 
 
 @pytest.mark.parametrize(
     ("command", "mode"),
-    [(own_loop._alone, "alone"), (torchrun.torchrun, "ddp"), (torchrun.syncline_run, "syncline")],
+    [
+        (own_loop._alone, "alone"),
+        (torchrun.torchrun, "ddp"),
+        (torchrun.syncline_run, "syncline"),
+        (own_loop._sharded, "syncline"),
+    ],
 )
 def test_the_script_measures_itself(tmp_path: Path, command: torchrun.Command, mode: str) -> None:
     assert torchrun.measure(command, tmp_path, own_loop._SCRIPT, ["2", mode]) > 0

@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 import torch
+from shared_allocations import SharedAllocations
 from torch import nn
 
 from syncline.errors import ConfigError
@@ -52,7 +53,7 @@ class Workers:
             [{"params": m[0].parameters()}, {"params": [*m[1].parameters(), m.scale], "lr": 0.02}] for m in self.models
         ]  # type: ignore[index]
         self.optimizers = [make(group) for group in groups]
-        self._made: list[torch.Tensor] = []
+        shared = SharedAllocations()
         flats = [FlatParameters(list(m.parameters())) for m in self.models]
         self.memory, self.gradients = flats[0].read(), torch.zeros(flats[0].numel)
         sizes = [p.numel() for p in flats[0].parameters]
@@ -69,24 +70,12 @@ class Workers:
                     self.gradients,
                     pieces,
                     rank=rank,
-                    allocate=self.allocator(),
+                    allocate=shared.allocator(),
                 )
             )
             flat.move_to(self.memory)
         for shards in self.shards if is_confirmed else ():
             shards.confirm()
-
-    def allocator(self) -> Callable[[int, torch.dtype], torch.Tensor]:
-        calls = iter(range(1000))
-
-        def allocate(numel: int, dtype: torch.dtype) -> torch.Tensor:
-            number = next(calls)
-            if number == len(self._made):
-                self._made.append(torch.zeros(numel, dtype=dtype))
-            assert self._made[number].numel() == numel
-            return self._made[number]
-
-        return allocate
 
     def step(self, number: int, ranks: tuple[int, ...] = tuple(range(SIZE))) -> None:
         self.gradients.copy_(gradient(number, self.gradients.numel()))

@@ -68,7 +68,6 @@ def test_arguments_that_make_no_sense_are_refused(text):
         ("allreduce + int8", {}, "strategy"),
         ("hierarchy(inside_host=allreduce, across_hosts=sparknet)", {}, "strategy"),
         ("allreduce until epoch 1, then sparknet", {}, "strategy"),
-        ("allreduce", {"is_own_loop": True}, "own-loop"),
         ("allreduce", {"hosts": 2}, "no-shared-memory"),
         ("allreduce", {"shares_memory": False}, "no-shared-memory"),
     ],
@@ -98,6 +97,11 @@ def test_the_number_of_workers_must_be_a_multiple_of_what_a_replica_takes():
 def test_a_layout_fits_an_all_reduce_on_one_host_without_a_memory_limit():
     method, layout = read_strategy("allreduce").method, read_layout("sharded")
     layout.check("allreduce", method, RunConditions(**FITS))  # type: ignore[arg-type]
+    layout.check("allreduce", method, RunConditions(**{**FITS, "is_own_loop": True}))
+    for other in ("sharded(2)", "pipeline(2)", "tensor(2)"):
+        with pytest.raises(ConfigError) as refused:
+            read_layout(other).check("allreduce", method, RunConditions(**{**FITS, "is_own_loop": True}))
+        assert refused.value.facts["reason"] == "own-loop"
     layout.check("allreduce", method, RunConditions(**{**FITS, "workers": 1, "shares_memory": False}))
     with pytest.raises(ConfigError) as caught:
         layout.check("allreduce", method, RunConditions(**FITS), has_memory_limit=True)  # type: ignore[arg-type]
