@@ -152,7 +152,7 @@ def test_groups_that_a_script_adds_are_divided_anew_also_by_replacements(tmp_pat
     ("policy", "victims"),
     [
         ("shrink", [(2, 5, "after clipping"), (0, 14, "in the update")]),
-        ("shrink-and-replace", [(1, 9, "in the update")]),
+        ("shrink-and-replace", [(1, 14, "in the update")]),
     ],
 )
 def test_survivors_continue_where_they_are_and_every_sample_counts_once(tmp_path, policy, victims):
