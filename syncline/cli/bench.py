@@ -15,7 +15,7 @@ SUITES_HELP = (
     "model and number of workers), accuracy (time to 99% on MNIST), inference (predictions per second), growth (speed"
     " and memory of large runs), overhead (cost per step of the built-in loop), servers (parameter servers against "
     "gloo), stragglers (cost of slow workers), recovery (cost of a killed worker), torchrun (an unchanged DDP script "
-    "under syncline run), own-loop (a script of your own against DDP), layouts (sharded against replicated and FSDP2), "
+    "under syncline run), own-loop (a script of your own against DDP), layouts (against FSDP2 and torch's 1F1B), "
     "tolerance (cost of fault tolerance without a failure), allreduce (gradient sum against gloo). Only if named: "
     "engines (cost per step of Ray and Spark), memory (peak memory by batch size), saving (cost of large "
     "checkpoints), peers (throughput of other frameworks)."

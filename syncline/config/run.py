@@ -62,9 +62,9 @@ class RunConfig:
     strategy: str = _f("allreduce", "Synchronization strategy; list them with: syncline strategies.")
     layout: str = _f(
         "replicated",
-        "How the model is spread over workers: replicated (each holds all of it), or sharded (all workers of this "
-        "machine hold one together, each an equal part of parameters, gradients and optimizer state; in a script of "
-        "your own, gradients stay whole).",
+        "How a replica of the model is spread over workers: replicated (each holds all of it), sharded or sharded(n) "
+        "(an equal part of everything), pipeline(n) (some of its layers), tensor(n) (a slice of each large layer), or "
+        'a product such as "pipeline(2) x sharded(2)". The workers of a replica must be on one machine.',
     )
     seed: int = _f(0, "Seed for initial weights and sample order. The same seed gives the same run.")
     max_steps: int | None = _f(None, "Stop after this many steps, even in the middle of an epoch.")

@@ -201,9 +201,15 @@ def cut_at(
 
 
 def find_unit(name: str, names: Sequence[str]) -> int:
-    """The unit of this name, or the only one whose name ends with it; `UnknownName` if there is none."""
+    """The unit of this name, the first inside of a block of this name, or the only one whose name ends with it.
+
+    `UnknownName` if there is none.
+    """
     if name in names:
         return names.index(name)
+    inside = [index for index, known in enumerate(names) if known.startswith(f"{name}.")]
+    if inside:
+        return inside[0]
     ending = [index for index, known in enumerate(names) if known.endswith(f".{name}")]
     if len(ending) != 1:
         shown = [short for known in names for short in _endings(known)] if not ending else list(names)

@@ -1,7 +1,8 @@
 """Layouts beside each other, and beside torch's own: time per step, and memory per worker.
 
-Here: `sharded` beside `replicated`, both by `syncline.train` with two workers of one thread, for twelve linear layers
-and the zoo's transformer; FSDP2 by hand for the former (`scripts/layouts_fsdp.py`). Not here: throughput of models
+Here: `sharded`, `pipeline(2)` and `tensor(2)` beside `replicated`, all by `syncline.train` with two workers of one
+thread, for twelve linear layers and the zoo's transformer; FSDP2 and torch's 1F1B by hand for the former
+(`scripts/layouts_fsdp.py`, `scripts/layouts_1f1b.py`). Not here: throughput of models
 (`training.py`), memory by batch size (`memory.py`).
 """
 
@@ -19,16 +20,19 @@ import torch
 
 from syncline.driver import train
 from syncline.lab.bench.harness import BenchSettings, Contender, Goal, Suite
+from syncline.lab.bench.scripts.layouts_1f1b import MICRO_BATCHES
 from syncline.lab.bench.scripts.layouts_fsdp import BATCH, LAYERS, WIDTH, layers
 from syncline.lab.bench.torchrun import WORKERS, measure, torchrun
 from syncline.result import Result
 from syncline.telemetry.events import Progress
 from syncline.telemetry.run_dir import RunDir
 
-_SCRIPT = Path(__file__).parent / "scripts" / "layouts_fsdp.py"
+_SCRIPTS = Path(__file__).parent / "scripts"
 _FIRST_STEP = 20
 """Earlier steps do not count."""
 _SLOWER, _FASTER_THAN_FSDP, _SMALLER = 1.3, 1 / 3, 0.8
+_PIPELINE = f"pipeline({WORKERS}, cut={LAYERS // WORKERS}, micro_batches={MICRO_BATCHES})"
+"""As torch's own is cut."""
 _Train = Callable[[str], Result]
 
 
@@ -39,15 +43,20 @@ def suites(settings: BenchSettings) -> Generator[Suite, None, None]:
         folder = Path(name)
         fsdp = Contender(
             name="FSDP2",
-            measure=lambda: measure(torchrun, folder, _SCRIPT, [str(steps)]),
+            measure=lambda: measure(torchrun, folder, _SCRIPTS / "layouts_fsdp.py", [str(steps)]),
             what="torch's fully_shard on each layer, on gloo, under torchrun.",
         )
-        linear = _linear(folder, steps)
+        pipeline = Contender(
+            name="torch 1F1B",
+            measure=lambda: measure(torchrun, folder, _SCRIPTS / "layouts_1f1b.py", [str(steps)]),
+            what=f"torch's Schedule1F1B, cut in the middle, {MICRO_BATCHES} micro-batches, on gloo, under torchrun.",
+        )
+        linear, transformer = _linear(folder, steps), _transformer(folder, steps // 3)
         yield Suite(
             name="layouts-linear",
             measures=f"{LAYERS} x Linear({WIDTH}), AdamW, batch {BATCH}, {WORKERS} workers: median time per step.",
             unit="ms",
-            contenders=(*_contenders(linear, _step_ms), fsdp),
+            contenders=(*_contenders(linear, _step_ms), *_others(linear, _step_ms), fsdp),
             baseline="replicated",
             goals=(Goal(contender="sharded", limit=_SLOWER),),
         )
@@ -60,10 +69,18 @@ def suites(settings: BenchSettings) -> Generator[Suite, None, None]:
             goals=(Goal(contender="sharded", limit=_FASTER_THAN_FSDP),),
         )
         yield Suite(
+            name="layouts-beside-1f1b",
+            measures="The same: pipeline(2) beside torch's own 1F1B on the same cut.",
+            unit="ms",
+            contenders=(pipeline, _contender(linear, _step_ms, _PIPELINE)),
+            baseline="torch 1F1B",
+            goals=(Goal(contender=_PIPELINE, limit=1.0),),
+        )
+        yield Suite(
             name="layouts-transformer",
             measures=f"The zoo's transformer on tiny Shakespeare, {WORKERS} workers: median time per step.",
             unit="ms",
-            contenders=_contenders(_transformer(folder, steps // 3), _step_ms),
+            contenders=_contenders(transformer, _step_ms) + _others(transformer, _step_ms),
             baseline="replicated",
             goals=(Goal(contender="sharded", limit=_SLOWER),),
         )
@@ -78,13 +95,15 @@ def suites(settings: BenchSettings) -> Generator[Suite, None, None]:
 
 
 def _contenders(run: _Train, of_result: Callable[[Result], float]) -> tuple[Contender, Contender]:
-    def contender(layout: str, what: str) -> Contender:
-        return Contender(name=layout, measure=lambda: of_result(run(layout)), what=what)
+    return _contender(run, of_result, "replicated"), _contender(run, of_result, "sharded")
 
-    return (
-        contender("replicated", "syncline.train: each worker holds all."),
-        contender("sharded", "syncline.train(layout='sharded'): all workers hold one model together."),
-    )
+
+def _others(run: _Train, of_result: Callable[[Result], float]) -> tuple[Contender, ...]:
+    return tuple(_contender(run, of_result, layout) for layout in (f"pipeline({WORKERS})", f"tensor({WORKERS})"))
+
+
+def _contender(run: _Train, of_result: Callable[[Result], float], layout: str) -> Contender:
+    return Contender(name=layout, measure=lambda: of_result(run(layout)), what=f"syncline.train(layout={layout!r}).")
 
 
 def _linear(folder: Path, steps: int) -> _Train:

@@ -35,7 +35,7 @@ SUITES = {
     "recovery": Entry("recovery", "time from kill -9 of a worker to the next step, beside torchrun with DDP"),
     "torchrun": Entry("torchrun", "an unchanged DDP script: throughput and restart, beside torchrun"),
     "own-loop": Entry("own_loop", "a script of your own with convolutions, beside one process and DDP"),
-    "layouts": Entry("layouts", "sharded beside replicated and FSDP2: time per step, memory per worker"),
+    "layouts": Entry("layouts", "all layouts beside replicated, FSDP2 and torch's 1F1B: time per step, memory"),
     "tolerance": Entry("tolerance", "overhead of fault tolerance per step while nothing fails"),
     "allreduce": Entry("allreduce", "all-reduce on one host, beside gloo and copying memory"),
     "servers": Entry("servers", "parameter servers: round trips and updates per second, beside gloo"),

@@ -56,6 +56,11 @@ def test_names_say_where_stages_begin_and_their_ends_are_enough():
     assert cut_at(costs, ["model.h.2"], micro_batches=4).edges == (0, 2, 8)
 
 
+def test_the_name_of_a_block_means_its_first_unit():
+    costs = [UnitCost(name=name, forward_s=1.0, backward_s=1.0) for name in ("h.0.a", "h.0.b", "h.1.a", "h.1.b")]
+    assert cut_at(costs, "h.1", micro_batches=4).edges == (0, 2, 4)
+
+
 def test_an_unknown_name_is_reported_with_the_nearest():
     with pytest.raises(UnknownName) as unknown:
         cut_at(units(*[1.0] * 4), "h.33", micro_batches=4)
