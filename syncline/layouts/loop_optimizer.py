@@ -31,8 +31,8 @@ from syncline.layouts.optimizer_shards import Allocate, check_by_number, setting
 from syncline.layouts.shards import Piece, chunks_of, pieces_by_rank, whole_leaves
 from syncline.strategies.flat import views_of
 
-_CHUNK_NUMBERS = 2**17
-"""How many numbers are updated at a time: a chunk and its log fit into a core's cache, and calls are few."""
+_CHUNK_NUMBERS = 2**18
+"""How many numbers are updated at a time: few enough that the log stays small, enough that calls are few."""
 _DONE, _SAVED = 0, 1
 """Columns of the progress: how many chunks are updated, and how many were copied to the log."""
 

@@ -22,9 +22,13 @@ from syncline.workers.update import PIGGYBACKED_COUNT
 SIZE = 3
 
 
+torch.manual_seed(0)
+NET = nn.Sequential(nn.Linear(6, 8), nn.Linear(8, 2))
+
+
 def net() -> nn.Sequential:
-    torch.manual_seed(0)
-    return nn.Sequential(nn.Linear(6, 8), nn.Linear(8, 2))
+    """A copy: threads that draw initial weights would mix up each other's random numbers."""
+    return copy.deepcopy(NET)
 
 
 def adam(model: nn.Module) -> torch.optim.Optimizer:
