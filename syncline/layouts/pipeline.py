@@ -17,6 +17,8 @@ from syncline.layouts.grid import Grid
 from syncline.layouts.part import Part, invalid
 from syncline.layouts.schedule import SCHEDULES, bubble
 
+__all__ = ["Pipeline"]
+
 _PER_STAGE = 4
 """Micro-batches per stage, unless told otherwise: a fifth of the time at most is lost in the bubble."""
 

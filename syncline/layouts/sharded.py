@@ -14,6 +14,8 @@ from typing import ClassVar
 from syncline.layouts.grid import Grid
 from syncline.layouts.part import Part
 
+__all__ = ["Sharded"]
+
 
 @dataclass(frozen=True)
 class Sharded(Part):

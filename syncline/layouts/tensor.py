@@ -14,6 +14,8 @@ from typing import ClassVar
 from syncline.layouts.grid import Grid
 from syncline.layouts.part import Part, invalid
 
+__all__ = ["Tensor"]
+
 
 @dataclass(frozen=True)
 class Tensor(Part):
