@@ -1,0 +1,1 @@
+"""Trained models outside of a run: exported files, scoring of many rows, and the server."""
