@@ -11,6 +11,7 @@ from syncline.driver import train as train
 from syncline.errors import CheckpointError as CheckpointError
 from syncline.errors import ConfigError as ConfigError
 from syncline.errors import DataError as DataError
+from syncline.errors import ExportError as ExportError
 from syncline.errors import Interrupted as Interrupted
 from syncline.errors import NonFiniteLoss as NonFiniteLoss
 from syncline.errors import SynclineError as SynclineError

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Iterable, Iterator
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any
 
 import cloudpickle
 import numpy as np
@@ -20,6 +20,7 @@ from pyspark.ml.util import MLReadable, MLWritable
 from pyspark.sql.types import ArrayType, DataType, DoubleType, StructField, StructType
 
 from syncline.errors import ConfigError, DataError
+from syncline.models.answers import Answers
 from syncline.spark.columns import Kind, as_vectors, kind_of, read_features
 from syncline.spark.persistence import PartsReader, PartsWriter
 
@@ -28,10 +29,7 @@ if TYPE_CHECKING:
     from pyspark import Broadcast
     from pyspark.sql import DataFrame
 
-__all__ = ["Answers", "Model"]
-
-Answers = Literal["classes", "binary logits", "binary", "number", "numbers"]
-"""The meaning of a model's outputs: class logits, a binary logit or probability, or plain numbers."""
+__all__ = ["Model"]
 
 _ROWS_AT_ONCE = 256
 
