@@ -125,6 +125,16 @@ class Supervisor:
         """Make `run` return; from a signal handler."""
         self._is_stopping = True
 
+    def when_closed(self, descriptor: int) -> None:
+        """Stop when the other end of this pipe is closed: with the program that started us."""
+
+        def look() -> None:
+            if not os.read(descriptor, 4096):
+                self._selector.unregister(descriptor)
+                self.stop()
+
+        self._selector.register(descriptor, selectors.EVENT_READ, look)
+
     # what is served
 
     def _make_first(self) -> None:
