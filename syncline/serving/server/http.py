@@ -100,7 +100,7 @@ class HttpConnection(asyncio.Protocol):
                 self._is_reading, self._since, self._size = True, self._server.loop.time(), 0
             self._parser.feed_data(data)
         except httptools.HttpParserUpgrade:
-            self._refuse(RequestRefused("This server speaks HTTP/1.1 only.", code="upgrade"))
+            self._is_refused = True  # the request is answered in HTTP/1.1, and nothing more is read
         except httptools.HttpParserCallbackError as error:
             cause = error.__context__
             if not isinstance(cause, RequestRefused):
@@ -158,7 +158,7 @@ class HttpConnection(asyncio.Protocol):
         body = self._body[0] if len(self._body) == 1 else b"".join(self._body)
         request = Request(self._parser.get_method(), self._target, self._headers, body)
         self._body, self._is_reading = [], False
-        keeps_alive = self._parser.should_keep_alive()
+        keeps_alive = self._parser.should_keep_alive() and not self._parser.should_upgrade()
         if self._is_busy:
             self._waiting.append((request, keeps_alive))
             self._transport.pause_reading()

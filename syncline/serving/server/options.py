@@ -15,10 +15,12 @@ import msgspec
 
 from syncline.config.owned_files import read_owned
 from syncline.errors import ConfigError
+from syncline.models.zoo import pretrained
 from syncline.serving.metadata import require
 from syncline.serving.server.access import LOOPBACK
 from syncline.serving.server.limits import Limits
 from syncline.serving.server.sources import Source, sources_of
+from syncline.telemetry.run_dir import RunDir
 
 if TYPE_CHECKING:
     from syncline.serving.server.supervisor import Supervisor
@@ -117,8 +119,18 @@ def _check(options: ServeOptions, sources: list[Source]) -> None:
             code="nothing-to-follow", sources=files,
         )  # fmt: skip
     for source in sources:
-        if Path(source.what).suffix == ".onnx" and not source.is_file:
-            raise ConfigError(f"There is no file {source.what}.", code="no-model-file", path=source.what)
+        if not source.is_file:
+            _check_run(source.what)
+
+
+def _check_run(what: str) -> None:
+    """Refuse what is no run before torch is imported to export it."""
+    if Path(what).suffix == ".onnx":
+        raise ConfigError(f"There is no file {what}.", code="no-model-file", path=what)
+    if Path(what).is_dir():
+        RunDir.owned(Path(what))
+    else:
+        pretrained.find(what)
 
 
 def _tls_files(options: ServeOptions) -> tuple[str, str] | None:

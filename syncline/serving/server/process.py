@@ -95,7 +95,11 @@ class _Process:
             self._loop.add_signal_handler(number, self._stopping.set)
         self._port.socket.setblocking(False)
         self._loop.add_reader(self._port.socket.fileno(), self._on_message)
-        await self._apply(catalog)
+        try:
+            await self._apply(catalog)
+        except Exception as problem:
+            self._port.send(Prepared(catalog.generation, str(problem)))
+            raise
         server = await self._loop.create_server(
             self._http.connect, sock=listener, backlog=_BACKLOG, ssl=_tls(self._settings.tls)
         )

@@ -111,6 +111,8 @@ class Supervisor:
         """Serve until SIGTERM or SIGINT; `on_ready` is called once all processes answer."""
         try:
             with self._signals():
+                import onnxruntime  # noqa: F401 - once, here, so that a replacement need not: it starts no thread
+
                 self._make_first()
                 self._files = {version.path for version in self._rollout.catalog.versions}
                 for number in range(self._settings.processes):
@@ -232,6 +234,8 @@ class Supervisor:
         message = child.port.receive()
         if message is None:
             self._selector.unregister(child.port.socket)  # its end is noticed by waitpid
+        elif isinstance(message, Prepared) and not child.is_ready:
+            raise SynclineError(message.error or "", code="cannot-serve")  # the model cannot be loaded at all
         elif isinstance(message, Ready | Prepared):
             if isinstance(message, Ready) and not child.is_ready:
                 child.is_ready, self._failed_starts = True, 0
@@ -324,6 +328,8 @@ class Supervisor:
             code = 0
         except KeyboardInterrupt:
             code = 0
+        except SynclineError:
+            pass  # told to the supervisor
         except BaseException:
             traceback.print_exc()
         finally:
