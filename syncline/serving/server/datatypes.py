@@ -50,8 +50,13 @@ def datatype_of(dtype: np.dtype[Any]) -> str:
     return _NAMES[dtype]
 
 
-def from_json(data: list[Any], datatype: str, shape: Sequence[int], name: str) -> np.ndarray:
-    """The array in a request's JSON: flat, or nested as the shape says."""
+def from_json(
+    data: list[Any], datatype: str, shape: Sequence[int], name: str, *, may_have_booleans: bool = True
+) -> np.ndarray:
+    """The array in a request's JSON: flat, or nested as the shape says.
+
+    Looking for booleans among numbers takes longer than reading them: `may_have_booleans` says whether to.
+    """
     values = data if _is_flat(data) else _flattened(data, list(shape), name)
     if len(values) != prod(shape):
         raise RequestRefused(
@@ -59,6 +64,8 @@ def from_json(data: list[Any], datatype: str, shape: Sequence[int], name: str) -
             code="wrong-size", input=name, values=len(values), shape=list(shape),
         )  # fmt: skip
     try:
+        if may_have_booleans and datatype in _FORMATS and bool in set(map(type, values)):
+            raise TypeError("true and false are BOOL")
         return _PACKERS[datatype](values, datatype).reshape(shape)
     except (struct.error, OverflowError, TypeError, ValueError) as error:
         raise RequestRefused(
@@ -130,8 +137,6 @@ def _not_of_shape(name: str, shape: list[int]) -> RequestRefused:
 def _numbers(values: list[Any], datatype: str) -> np.ndarray:
     # Three times as fast as np.asarray for a list of floats, and it refuses strings, and fractions for integers.
     packed = struct.pack(f"<{len(values)}{_FORMATS[datatype]}", *values)
-    if bool in set(map(type, values)):
-        raise TypeError("true and false are BOOL")
     return np.frombuffer(packed, DTYPES[datatype])
 
 

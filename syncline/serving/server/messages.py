@@ -72,7 +72,9 @@ def parse_request(body: bytes, json_size: int | None, signature: Signature) -> I
         found = _decode(body if json_size is None else memoryview(body)[:json_size])
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
         raise RequestRefused(f"The request is not valid: {error}.", code="malformed") from error
-    tensors = _tensors(found.inputs, memoryview(body)[len(body) if json_size is None else json_size :], signature)
+    binary = memoryview(body)[len(body) if json_size is None else json_size :]
+    may_have_booleans = b"true" in body or b"false" in body
+    tensors = _tensors(found.inputs, binary, signature, may_have_booleans)
     signature.check_complete(tensors)
     is_binary = _flag(found.parameters, "binary_data_output", False)
     return InferRequest(tensors, found.id, _wanted(found.outputs, is_binary, signature), is_binary)
@@ -116,7 +118,9 @@ def _json_data(output: str, array: np.ndarray) -> list[Any]:
     return to_json(array)
 
 
-def _tensors(inputs: list[_Input], binary: memoryview, signature: Signature) -> dict[str, np.ndarray]:
+def _tensors(
+    inputs: list[_Input], binary: memoryview, signature: Signature, may_have_booleans: bool
+) -> dict[str, np.ndarray]:
     tensors: dict[str, np.ndarray] = {}
     place = 0
     for one in inputs:
@@ -127,7 +131,9 @@ def _tensors(inputs: list[_Input], binary: memoryview, signature: Signature) -> 
         if size is None:
             if one.data is None:
                 raise RequestRefused(f"Input {one.name!r} has no data.", code="missing-data", input=one.name)
-            tensors[one.name] = from_json(one.data, one.datatype, one.shape, one.name)
+            tensors[one.name] = from_json(
+                one.data, one.datatype, one.shape, one.name, may_have_booleans=may_have_booleans
+            )
             continue
         if place + size > len(binary):
             raise RequestRefused(
