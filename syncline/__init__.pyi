@@ -22,6 +22,8 @@ from syncline.models.declared.declaration import declared as declared
 from syncline.prediction import Prediction as Prediction
 from syncline.prediction import predict as predict
 from syncline.result import Result as Result
+from syncline.serving.exporting.export import export as export
+from syncline.serving.exporting.onnx_file import ExportedModel as ExportedModel
 from syncline.strategies.exchange import Exchange as Exchange
 from syncline.strategies.exchange import LocalExchange as LocalExchange
 from syncline.strategies.exchange import Replica as Replica
