@@ -24,6 +24,8 @@ from syncline.prediction import predict as predict
 from syncline.result import Result as Result
 from syncline.serving.exporting.export import export as export
 from syncline.serving.exporting.onnx_file import ExportedModel as ExportedModel
+from syncline.serving.scoring.score import Scored as Scored
+from syncline.serving.scoring.score import score as score
 from syncline.strategies.exchange import Exchange as Exchange
 from syncline.strategies.exchange import LocalExchange as LocalExchange
 from syncline.strategies.exchange import Replica as Replica
