@@ -22,6 +22,10 @@ from syncline.models.declared.declaration import declared as declared
 from syncline.prediction import Prediction as Prediction
 from syncline.prediction import predict as predict
 from syncline.result import Result as Result
+from syncline.serving.exporting.export import export as export
+from syncline.serving.exporting.onnx_file import ExportedModel as ExportedModel
+from syncline.serving.scoring.score import Scored as Scored
+from syncline.serving.scoring.score import score as score
 from syncline.serving.serve import ModelServer as ModelServer
 from syncline.serving.serve import serve as serve
 from syncline.strategies.exchange import Exchange as Exchange

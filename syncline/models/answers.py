@@ -9,6 +9,9 @@ from syncline.config.spec import Spec
 Answers = Literal["classes", "binary logits", "binary", "number", "numbers"]
 """The meaning of a model's outputs: class logits, a binary logit or probability, or plain numbers."""
 
+LOGITS, PROBABILITIES, OUTPUT = "logits", "probabilities", "output"
+"""The names of a model's own outputs."""
+
 _CLASSES = ("crossentropy", "nll", "multimargin")
 
 

@@ -13,11 +13,9 @@ import torch
 from torch import Tensor, nn
 
 from syncline.errors import ConfigError, UnknownName
-from syncline.models.answers import Answers
+from syncline.models.answers import LOGITS, OUTPUT, PROBABILITIES, Answers
 
-__all__ = ["LOGITS", "OUTPUT", "PROBABILITIES", "NamedOutputs", "layer_names", "main_name"]
-
-LOGITS, PROBABILITIES, OUTPUT = "logits", "probabilities", "output"
+__all__ = ["NamedOutputs", "layer_names", "main_name"]
 
 
 def main_name(answers: Answers) -> str:

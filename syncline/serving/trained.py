@@ -52,6 +52,7 @@ class TrainedModel:
         train: The training data, if it is at hand.
         test: The test data, if there is any.
         shape: Of one input as stored, without scaling and transforms.
+        is_described: Whether the data has a name or is in files, so that its inputs can be made from pictures.
         facts: For the model card: data, metrics, strategy and so on.
     """
 
@@ -65,6 +66,7 @@ class TrainedModel:
     class_names: tuple[str, ...] | None = None
     columns: tuple[str, ...] | None = None
     data: str = ""
+    is_described: bool = True
     train: RawSamples | None = None
     test: RawSamples | None = None
     facts: Mapping[str, Any] = field(default_factory=dict)
@@ -73,7 +75,8 @@ class TrainedModel:
     def kind(self) -> InputKind:
         if self.vocabulary is not None:
             return "text"
-        if len(self.shape) == 3 and self.shape[0] in (1, 3):
+        # Of a user's own arrays nobody knows how a picture becomes one: which colors, which scale.
+        if len(self.shape) == 3 and self.shape[0] in (1, 3) and self.is_described:
             return "image"
         return "table" if len(self.shape) == 1 else "tensor"
 
@@ -159,6 +162,7 @@ def of_task(
         class_names=info.class_names if info is not None else None,
         columns=manifest.features if manifest is not None and manifest.kind == "numbers" else None,
         data=info.name if info is not None else task.facts().data,
+        is_described=info is not None,
         train=samples,
         test=RawSamples(test) if test is not None and len(test) else None,
         facts=facts,

@@ -12,8 +12,8 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from syncline.models.answers import Answers
-from syncline.models.named_outputs import LOGITS, NamedOutputs
+from syncline.models.answers import LOGITS, Answers
+from syncline.models.named_outputs import NamedOutputs
 from syncline.serving.metadata import ModelMetadata, TensorFacts
 from syncline.serving.samples import Preparation
 from syncline.serving.trained import TrainedModel

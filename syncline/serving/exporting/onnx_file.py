@@ -6,10 +6,8 @@ Here: `export_onnx`, and running an ONNX file. Not here: int8 (`quantize.py`), a
 from __future__ import annotations
 
 import contextlib
-import logging
 import os
 import time
-import warnings
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -31,6 +29,7 @@ from syncline.serving.exporting.graph import (
     varying_batch,
 )
 from syncline.serving.exporting.proof import MOST_SAMPLES, Proof, Run, prove
+from syncline.serving.exporting.quiet import quiet
 from syncline.serving.metadata import KEY, ModelMetadata, open_session, require
 from syncline.serving.trained import TrainedModel, trained_model
 
@@ -52,6 +51,14 @@ class ExportedModel:
     proof: Proof
     seconds: float
     """How long the export and the proof took."""
+    int8: dict[str, float] | None = None
+    """Sizes in bytes, times of one answer in milliseconds and the drop in points, against float32."""
+
+    @property
+    def cards(self) -> tuple[Path, Path]:
+        """The model card as Markdown and as JSON."""
+        markdown, data = (self.path.with_name(f"{self.path.name}.card.{suffix}") for suffix in ("md", "json"))
+        return markdown, data
 
     @property
     def size_bytes(self) -> int:
@@ -131,7 +138,7 @@ def _traced(graph: ExportGraph, example: tuple[np.ndarray, ...], names: Sequence
         )  # fmt: skip
     inputs = tuple(torch.from_numpy(value) for value in example)
     try:
-        with quiet_exporter():
+        with quiet():
             program = torch.onnx.export(
                 graph, inputs, dynamo=True, dynamic_shapes=(varying_batch(len(inputs)),), verbose=False,
                 input_names=input_names(len(inputs)), output_names=list(names),
@@ -140,17 +147,3 @@ def _traced(graph: ExportGraph, example: tuple[np.ndarray, ...], names: Sequence
         raise explain(error, "onnx") from error
     assert program is not None
     return program.model_proto
-
-
-@contextlib.contextmanager
-def quiet_exporter() -> Iterator[None]:
-    """Without the exporter's remarks on itself, such as packages that it would know."""
-    logger = logging.getLogger("torch.onnx")
-    before = logger.level
-    logger.setLevel(logging.ERROR)
-    try:
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")
-            yield
-    finally:
-        logger.setLevel(before)

@@ -1,0 +1,140 @@
+"""Several processes that score pieces, each one piece at a time.
+
+Here: starting them, giving out pieces, and replacing one that died: its piece is given out again. Processes end with
+the one that started them. Not here: what a process does with a piece (`piece_scorer.py`).
+"""
+
+from __future__ import annotations
+
+import multiprocessing
+import signal
+from collections import Counter, deque
+from collections.abc import Callable, Sequence
+from multiprocessing.connection import Connection, wait
+from multiprocessing.context import SpawnProcess
+
+from syncline.compute.processes import die_with_starter
+from syncline.errors import SynclineError
+from syncline.serving.scoring.piece_scorer import PieceScorer, Setup
+from syncline.serving.scoring.pieces import Piece
+
+_MOST_DEATHS = 3
+"""How many processes may die over one piece."""
+_END_S = 10.0
+
+
+def score_all(setup: Setup, pieces: Sequence[Piece], processes: int, on_done: Callable[[Piece], None]) -> None:
+    """Score all pieces; the first error of a process is raised here."""
+    pool = _Pool(setup, pieces)
+    try:
+        for _ in range(min(processes, len(pieces))):
+            pool.start()
+        while pool.members:
+            for done in pool.step():
+                on_done(done)
+    finally:
+        pool.stop()
+
+
+class _Member:
+    """A process and the piece that it has."""
+
+    def __init__(self, process: SpawnProcess, connection: Connection) -> None:
+        self.process, self.connection = process, connection
+        self.piece: Piece | None = None
+
+
+class _Pool:
+    def __init__(self, setup: Setup, pieces: Sequence[Piece]) -> None:
+        self._setup, self._left = setup, deque(pieces)
+        self._deaths: Counter[Piece] = Counter()
+        self.members: list[_Member] = []
+
+    def start(self) -> None:
+        # Not by fork: this process has threads of torch, Arrow or ONNX Runtime.
+        context = multiprocessing.get_context("spawn")
+        ours, theirs = context.Pipe()
+        process = context.Process(target=_work, args=(theirs, self._setup), name="syncline-scoring", daemon=True)
+        process.start()
+        theirs.close()
+        self.members.append(_Member(process, ours))
+
+    def step(self) -> list[Piece]:
+        """Wait for news from any process; the pieces that are done."""
+        by_connection = {member.connection: member for member in self.members}
+        done = []
+        for ready in wait(list(by_connection)):
+            member = by_connection[ready]  # type: ignore[index]  # only connections were given
+            try:
+                news = member.connection.recv()
+            except (EOFError, ConnectionError):
+                self._bury(member)
+                continue
+            if isinstance(news, BaseException):
+                raise news
+            if member.piece is not None:
+                done.append(member.piece)
+            self._give(member)
+        return done
+
+    def stop(self) -> None:
+        for member in self.members:
+            member.connection.close()
+            member.process.kill()
+            member.process.join(_END_S)
+        self.members.clear()
+
+    def _give(self, member: _Member) -> None:
+        """The next piece, or leave to end."""
+        member.piece = self._left.popleft() if self._left else None
+        try:
+            member.connection.send(member.piece)
+        except (BrokenPipeError, ConnectionError):
+            self._bury(member)
+            return
+        if member.piece is None:
+            self._remove(member)
+
+    def _bury(self, member: _Member) -> None:
+        """Give the piece of a dead process out again, to a new one."""
+        piece, member.piece = member.piece, None
+        self._remove(member)
+        if piece is None:
+            raise _died(member, None)
+        self._deaths[piece] += 1
+        if self._deaths[piece] >= _MOST_DEATHS:
+            raise _died(member, piece)
+        self._left.appendleft(piece)
+        self.start()
+
+    def _remove(self, member: _Member) -> None:
+        self.members.remove(member)
+        member.connection.close()
+        member.process.join(_END_S)
+
+
+def _died(member: _Member, piece: Piece | None) -> SynclineError:
+    code = member.process.exitcode
+    how = signal.Signals(-code).name if code is not None and code < 0 else f"exit code {code}"
+    what = f"while scoring {piece.name}, {_MOST_DEATHS} times" if piece is not None else "before its first piece"
+    return SynclineError(
+        f"A scoring process died ({how}) {what}. If it was out of memory (SIGKILL), use fewer --workers. What is "
+        "scored is kept: the same command continues.",
+        code="scoring-process-died", exit_code=code, piece=piece.name if piece is not None else None,
+    )  # fmt: skip
+
+
+def _work(connection: Connection, setup: Setup) -> None:
+    """What a process does: ask for pieces, until there are none."""
+    die_with_starter()
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the one that started it handles Ctrl-C
+    try:
+        scorer = PieceScorer(setup)
+        connection.send("ready")
+        while (piece := connection.recv()) is not None:
+            scorer.score(piece)
+            connection.send("done")
+    except (EOFError, BrokenPipeError):
+        return
+    except Exception as error:
+        connection.send(error)
