@@ -29,6 +29,8 @@ import syncline
 from syncline.serving.serve import ModelServer
 from syncline.serving.server.options import ServeOptions
 
+pytestmark = pytest.mark.xdist_group("serve")  # one process, because these tests share a fixture
+
 WAIT_S = 30.0
 
 

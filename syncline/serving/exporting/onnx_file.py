@@ -74,11 +74,13 @@ def export_onnx(
     outputs: Sequence[str] | None = None,
     checkpoint: int | None = None,
     most_samples: int = MOST_SAMPLES,
+    folds: bool = True,
 ) -> ExportedModel:
     """Write an ONNX file and prove it equal; at `path` is the whole file or none.
 
     `model` is a run directory, a model whose weights ship with Syncline, or a `TrainedModel`. `outputs` are names of
-    outputs or layers. The proof compares at most `most_samples` samples of the run's test data.
+    outputs or layers. The proof compares at most `most_samples` samples of the run's test data. Without `folds` each
+    weight stands in the file as in the model; with it, some are computed in advance.
     """
     for package in ("onnx", "onnxscript", "onnxruntime"):
         require(package, "Export to ONNX")
@@ -87,7 +89,7 @@ def export_onnx(
     names = list(outputs) if outputs is not None else default_outputs(trained)
     graph = graph_of(trained, names)
     metadata = metadata_for(trained, names, graph)
-    proto = _traced(graph, example_of(trained), names)
+    proto = _traced(graph, example_of(trained), names, folds)
     with unfinished(Path(path)) as temporary:
         save(proto, metadata, temporary)
         proof = prove(trained, names, runner(temporary, names), most=most_samples)
@@ -129,7 +131,7 @@ def save(proto: onnx.ModelProto, metadata: ModelMetadata, path: Path) -> None:
     onnx.save(proto, path)
 
 
-def _traced(graph: ExportGraph, example: tuple[np.ndarray, ...], names: Sequence[str]) -> Any:
+def _traced(graph: ExportGraph, example: tuple[np.ndarray, ...], names: Sequence[str], folds: bool) -> Any:
     size = sum(tensor.nbytes for tensor in graph.state_dict().values() if isinstance(tensor, torch.Tensor))
     if size > _MOST_BYTES:
         raise ExportError(
@@ -141,7 +143,7 @@ def _traced(graph: ExportGraph, example: tuple[np.ndarray, ...], names: Sequence
         with quiet():
             program = torch.onnx.export(
                 graph, inputs, dynamo=True, dynamic_shapes=(varying_batch(len(inputs)),), verbose=False,
-                input_names=input_names(len(inputs)), output_names=list(names),
+                input_names=input_names(len(inputs)), output_names=list(names), optimize=folds,
             )  # fmt: skip
     except Exception as error:  # torch, onnxscript and the model itself raise what they like
         raise explain(error, "onnx") from error

@@ -20,7 +20,9 @@ from syncline.serving.server.signature import Signature, TensorSpec
 if TYPE_CHECKING:
     import onnxruntime
 
-__all__ = ["Engine", "OnnxEngine", "load_onnx"]
+__all__ = ["TORCH_SUFFIX", "Engine", "OnnxEngine", "load_engine"]
+
+TORCH_SUFFIX = ".pt2"
 
 _ONNX_TYPES = {
     "tensor(bool)": "BOOL", "tensor(uint8)": "UINT8", "tensor(uint16)": "UINT16", "tensor(uint32)": "UINT32",
@@ -65,8 +67,12 @@ class OnnxEngine:
         return found
 
 
-def load_onnx(path: Path, threads: int) -> OnnxEngine:
-    """The model in an ONNX file; `ExportError` if ONNX Runtime cannot load it."""
+def load_engine(path: Path, threads: int) -> Engine:
+    """The model in a file; `ExportError` if it cannot be loaded."""
+    if path.suffix == TORCH_SUFFIX:
+        from syncline.serving.server.torch_engine import TorchEngine
+
+        return TorchEngine(path)
     return OnnxEngine(open_session(path, threads=threads), str(path))
 
 

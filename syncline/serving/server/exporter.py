@@ -41,6 +41,8 @@ class Exported(msgspec.Struct, frozen=True, tag=True):
     what: str
     path: str
     step: int | None
+    note: str = ""
+    """What the user should know about it."""
 
 
 class Failed(msgspec.Struct, frozen=True, tag=True):

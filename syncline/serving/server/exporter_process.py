@@ -69,13 +69,14 @@ class ExporterProcess:
     def _answer(self, number: int, what: str, folder: Path) -> bool:
         try:
             folder.mkdir(parents=True)
-            step = self._run(what).export(folder / "model.onnx")
+            path = self._run(what).export(folder)
         except Exception as error:  # the server goes on with what it has, and tells the user
             shutil.rmtree(folder, ignore_errors=True)
             known = as_expected(error)
             self._send(Failed(number, what, str(known) if known else f"{type(error).__name__}: {error}"))
             return False
-        self._send(Exported(number, what, str(folder / "model.onnx"), step))
+        run = self._run(what)
+        self._send(Exported(number, what, str(path), run.last_step, run.note))
         return True
 
 

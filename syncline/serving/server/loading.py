@@ -9,7 +9,7 @@ from pathlib import Path
 
 from syncline.serving.server.batching import Batcher
 from syncline.serving.server.catalog import Catalog, ServedVersion
-from syncline.serving.server.engine import load_onnx
+from syncline.serving.server.engine import TORCH_SUFFIX, load_engine
 from syncline.serving.server.registry import LoadedVersion
 from syncline.serving.server.tuning import Tuned, tune
 
@@ -44,7 +44,8 @@ class Loader:
 
     def _tuned(self, served: ServedVersion) -> Tuned:
         path, known = Path(served.path), self._known_threads.get(served.model)
-        return tune(lambda threads: load_onnx(path, threads), self._cores, self._max_batch, known)
+        cores = 1 if path.suffix == TORCH_SUFFIX else self._cores
+        return tune(lambda threads: load_engine(path, threads), cores, self._max_batch, known)
 
     def close(self) -> None:
         self._threads.shutdown(wait=False)

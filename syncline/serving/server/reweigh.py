@@ -16,9 +16,11 @@ import torch
 
 from syncline.checkpoint import store
 from syncline.errors import ExportError
-from syncline.serving.exporting.graph import graph_of, metadata_for
+from syncline.serving.exporting.graph import default_outputs, graph_of, metadata_for
 from syncline.serving.exporting.onnx_file import export_onnx, runner, save
 from syncline.serving.exporting.proof import prove
+from syncline.serving.exporting.torch_program import program_runner, save_program
+from syncline.serving.server.engine import TORCH_SUFFIX
 from syncline.serving.trained import TrainedModel, trained_model
 from syncline.telemetry.run_dir import RunDir
 
@@ -34,6 +36,7 @@ class RunExporter:
     def __init__(self, what: str) -> None:
         self._what = what
         self.last_step: int | None = None
+        self.note = ""
         self._proto: onnx.ModelProto | None = None
         self._places: dict[str, str] = {}
         """The names of the model's weights, by the names of the graph's."""
@@ -43,14 +46,29 @@ class RunExporter:
         found = store.checkpoints_in(RunDir(Path(self._what)).checkpoints)
         return found[-1].step if found else None
 
-    def export(self, path: Path) -> int | None:
-        """Write the newest checkpoint; returns its step."""
+    def export(self, folder: Path) -> Path:
+        """Write the newest checkpoint as an ONNX file or, if that is not possible, as a torch program."""
         model = trained_model(self._what)
-        if self._proto is None or not self._reweigh(model, path):
-            export_onnx(model, path)
-            self._remember(model, path)
+        path = folder / "model.onnx"
+        try:
+            if self._proto is None or not self._reweigh(model, path):
+                export_onnx(model, path, folds=False)  # ONNX Runtime folds them again when it loads the file
+                self._remember(model, path)
+        except ExportError as error:
+            path = self._export_program(model, folder, error)
         self.last_step = int(model.facts["step"]) if "step" in model.facts else None
-        return self.last_step
+        return path
+
+    def _export_program(self, model: TrainedModel, folder: Path, reason: ExportError) -> Path:
+        path = folder / f"model{TORCH_SUFFIX}"
+        names = default_outputs(model)
+        try:
+            save_program(model, names, metadata_for(model, names, graph_of(model, names)), path)
+            prove(model, names, program_runner(path, names), most=_COMPARED)
+        except ExportError:
+            raise reason from None  # the first reason is the one to fix
+        self.note = f"{self._what} is served with torch, which is slower: {reason}"
+        return path
 
     def _remember(self, model: TrainedModel, path: Path) -> None:
         proto = onnx.load(path)

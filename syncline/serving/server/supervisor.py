@@ -169,6 +169,8 @@ class Supervisor:
                 if isinstance(answer, Failed):
                     failed(answer.reason)
                 else:
+                    if answer.note:
+                        self._settings.say(answer.note)
                     made(_served(source, Path(answer.path), answer.step))
 
             self._exports().ask(source.what, folder, answered)
