@@ -21,6 +21,10 @@ def serve(
         str | None, typer.Option(help="Name of the model; several sources become its versions. Default: the source's.")
     ] = None,
     port: Annotated[int, typer.Option(help="Port; 0 for a free one.")] = 8000,
+    grpc_port: Annotated[
+        int | None, typer.Option(help="Port of gRPC; 0 for a free one. Default: the next one after --port.")
+    ] = None,
+    no_grpc: Annotated[bool, typer.Option("--no-grpc", help="Serve HTTP only.")] = False,
     host: Annotated[str, typer.Option(help="Address to listen on.")] = "127.0.0.1",
     processes: Annotated[int, typer.Option(help="Server processes, which share the port.")] = 1,
     max_batch: Annotated[int, typer.Option(help="Rows that run together at most; 1 runs each request alone.")] = 8,
@@ -70,7 +74,7 @@ def serve(
     max_body: Annotated[int, typer.Option(help="Size of a request, in MiB.", rich_help_panel=_LIMITS)] = 64,
     timeout: Annotated[float, typer.Option(help="Seconds for a request to arrive.", rich_help_panel=_LIMITS)] = 30.0,
 ) -> None:
-    """Serve trained models over HTTP, with the Open Inference Protocol (V2).
+    """Serve trained models over HTTP and gRPC, with the Open Inference Protocol (V2).
 
     A run is exported to ONNX first. The server listens on this machine only, and
     needs its token, unless told otherwise. Ctrl-C ends it after the requests in
@@ -81,6 +85,8 @@ def serve(
     syncline serve RUN_A RUN_B --name digits --canary 10%
     syncline serve RUN --follow --processes 2
     """
+    import msgspec
+
     from syncline.serving.server.options import ServeOptions, make_supervisor, token_of
     from syncline.serving.server.sources import read_share
 
@@ -90,6 +96,9 @@ def serve(
         max_batch=max_batch, max_requests=max_requests, max_wait_s=max_wait, max_body_bytes=max_body * 2**20,
         timeout_s=timeout, tls_cert=tls_cert, tls_key=tls_key, access_log=access_log,
     )  # fmt: skip
+    if grpc_port is None and not no_grpc:
+        grpc_port = port + 1 if port else 0
+    options = msgspec.structs.replace(options, grpc_port=None if no_grpc else grpc_port)
     supervisor = make_supervisor(options, lambda text: typer.echo(text, err=True))
 
     def announce() -> None:
@@ -97,6 +106,8 @@ def serve(
         shown = f"[{host}]" if ":" in host else host
         query = f"?token={options.token}" if options.token and token_file is None else ""
         typer.echo(f"Serving at {scheme}://{shown}:{supervisor.port}/{query}")
+        if supervisor.grpc_port is not None:
+            typer.echo(f"gRPC on port {supervisor.grpc_port}")
         if options.token and not tls_cert and host not in ("127.0.0.1", "localhost", "::1"):
             typer.echo(
                 "The token travels unencrypted: use --tls-cert and --tls-key outside of trusted networks.", err=True

@@ -40,6 +40,7 @@ def serve(
     shadow: bool = False,
     follow: bool = False,
     max_batch: int = 8,
+    grpc: bool = False,
 ) -> ModelServer:
     """Serve runs or ONNX files on this machine, until `close` or the end of a `with` block.
 
@@ -51,7 +52,7 @@ def serve(
     options = ServeOptions(
         what=tuple(str(one) for one in (what, *more)), name=name, port=port,
         token=secrets.token_urlsafe(24) if token else None, processes=processes, canary=canary, shadow=shadow,
-        follow=follow, max_batch=max_batch,
+        follow=follow, max_batch=max_batch, grpc_port=0 if grpc else None,
     )  # fmt: skip
     with guarding():
         return ModelServer(options)
@@ -76,6 +77,7 @@ class ModelServer:
             code = answer.get("code", "server-failed")
             raise ConfigError(answer.get("error", "The server ended; its error is above."), code=code)
         self.port: int = answer["port"]
+        self.grpc_port: int | None = answer["grpc_port"]
         self.token = options.token
         self._connection = http.client.HTTPConnection("127.0.0.1", self.port, timeout=_REQUEST_S)
         self._lock = threading.Lock()

@@ -21,6 +21,8 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import tritonclient.grpc as triton_grpc
+import tritonclient.grpc.aio as triton_grpc_aio
 import tritonclient.http as triton
 import tritonclient.http.aio as triton_aio
 from serving_models import adds, repeats_text, slow, two_outputs
@@ -104,7 +106,7 @@ def models(tmp_path_factory):
     """One server with several models, for the clients."""
     folder = tmp_path_factory.mktemp("models")
     paths = [adds(folder / "m.onnx", 1.0), two_outputs(folder / "two.onnx"), repeats_text(folder / "words.onnx")]
-    with syncline.serve(*paths, token=False) as server:
+    with syncline.serve(*paths, token=False, grpc=True) as server:
         yield server
 
 
@@ -160,6 +162,55 @@ def test_tritonclient_with_asyncio(models):
             return np.concatenate([result.as_numpy("y") for result in results])
 
     assert np.array_equal(asyncio.run(ask()), np.ones((8, 4), np.float32))
+
+
+def test_tritonclient_over_grpc(models):
+    client = triton_grpc.InferenceServerClient(f"127.0.0.1:{models.grpc_port}")
+    try:
+        assert client.is_server_live()
+        assert client.is_server_ready()
+        assert client.is_model_ready("two")
+        assert not client.is_model_ready("other")
+        assert client.get_server_metadata().name == "syncline"
+        assert [one.name for one in client.get_model_metadata("two").inputs] == ["x", "n"]
+        x, n = np.ones((2, 3), np.float32), np.arange(6, dtype=np.int64).reshape(2, 3)
+        inputs = [triton_grpc.InferInput("x", x.shape, "FP32"), triton_grpc.InferInput("n", n.shape, "INT64")]
+        for one, array in zip(inputs, (x, n), strict=True):
+            one.set_data_from_numpy(array)
+        result = client.infer("two", inputs, outputs=[triton_grpc.InferRequestedOutput("product")], request_id="mine")
+        assert np.array_equal(result.as_numpy("product"), x * n)
+        assert result.as_numpy("sum") is None
+        assert result.get_response().id == "mine"
+        for model, given in (("other", inputs), ("two", inputs[:1])):
+            with pytest.raises(triton_grpc.InferenceServerException):
+                client.infer(model, given)
+    finally:
+        client.close()
+
+
+def test_tritonclient_over_grpc_with_asyncio(models):
+    async def ask() -> np.ndarray:
+        async with triton_grpc_aio.InferenceServerClient(f"127.0.0.1:{models.grpc_port}") as client:
+            given = triton_grpc_aio.InferInput("x", [1, 4], "FP32")
+            given.set_data_from_numpy(np.zeros((1, 4), np.float32))
+            results = await asyncio.gather(*[client.infer("m", [given]) for _ in range(8)])
+            return np.concatenate([result.as_numpy("y") for result in results])
+
+    assert np.array_equal(asyncio.run(ask()), np.ones((8, 4), np.float32))
+
+
+def test_grpc_needs_the_token_too(tmp_path):
+    with syncline.serve(adds(tmp_path / "m.onnx", 1.0), grpc=True) as server:
+        client = triton_grpc.InferenceServerClient(f"127.0.0.1:{server.grpc_port}")
+        try:
+            given = triton_grpc.InferInput("x", [1, 4], "FP32")
+            given.set_data_from_numpy(np.zeros((1, 4), np.float32))
+            with pytest.raises(triton_grpc.InferenceServerException, match="UNAUTHENTICATED"):
+                client.infer("m", [given])
+            found = client.infer("m", [given], headers={"authorization": f"Bearer {server.token}"})
+            assert found.as_numpy("y").tolist() == [[1.0] * 4]
+        finally:
+            client.close()
 
 
 @pytest.mark.skipif(shutil.which("curl") is None, reason="curl is not installed")

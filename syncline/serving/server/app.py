@@ -116,6 +116,10 @@ class App:
             (b"GET", "page"): self._page,
         }
 
+    @property
+    def is_ready(self) -> bool:
+        return self.registry.is_ready and not self.is_stopping
+
     def check_head(self, request: Request) -> None:
         """Refuse a request by its head, before its body is read."""
         route = self._route(request.target)
@@ -202,8 +206,7 @@ class App:
 
     def _ready(self, request: Request, route: Route, respond: Respond) -> None:
         del request, route
-        ready = self.registry.is_ready and not self.is_stopping
-        respond(_json({"ready": ready}, 200 if ready else 503))
+        respond(_json({"ready": self.is_ready}, 200 if self.is_ready else 503))
 
     def _model(self, request: Request, route: Route, respond: Respond) -> None:
         del request
@@ -213,8 +216,7 @@ class App:
     def _model_ready(self, request: Request, route: Route, respond: Respond) -> None:
         del request
         self.registry.find(route.model, route.version)
-        ready = self.registry.is_ready and not self.is_stopping
-        respond(_json({"name": route.model, "ready": ready}, 200 if ready else 503))
+        respond(_json({"name": route.model, "ready": self.is_ready}, 200 if self.is_ready else 503))
 
     def _index(self, request: Request, route: Route, respond: Respond) -> None:
         del route
@@ -334,7 +336,7 @@ def refused(refusal: RequestRefused) -> Response:
 
 def failed(error: BaseException, version: LoadedVersion) -> Response:
     """The response if a model raised."""
-    response = refused(error) if isinstance(error, RequestRefused) else refused(_engine_error(error))
+    response = refused(error) if isinstance(error, RequestRefused) else refused(engine_error(error))
     return response._replace(model=version.served.model, version=version.served.version)
 
 
@@ -352,7 +354,8 @@ def _answer(asked: InferRequest, version: LoadedVersion, result: Outputs | BaseE
     return Response(200, body, b"application/octet-stream", header, served.model, served.version)
 
 
-def _engine_error(error: BaseException) -> RequestRefused:
+def engine_error(error: BaseException) -> RequestRefused:
+    """The refusal for what a model raised."""
     if _is_clients(error):
         return RequestRefused(f"The model refused the input: {_first_line(error)}", code="input-refused")
     return RequestRefused(f"The model failed: {_first_line(error)}", status=500, code="model-failed")

@@ -51,11 +51,14 @@ class ServeOptions(msgspec.Struct, frozen=True, kw_only=True):
     tls_cert: str | None = None
     tls_key: str | None = None
     access_log: str | None = None
+    grpc_port: int | None = None
+    """None for HTTP only; 0 for a free one."""
 
 
 def make_supervisor(options: ServeOptions, say: Callable[[str], None]) -> Supervisor:
     """Check the options, take the port, and return what `run` serves with."""
-    for package in ("onnxruntime", "uvloop", "httptools"):
+    grpc_packages = () if options.grpc_port is None else ("grpc", "open_inference")
+    for package in ("onnxruntime", "uvloop", "httptools", *grpc_packages):
         require(package, "Serving a model")
     from syncline.serving.server.process import ProcessSettings
     from syncline.serving.server.supervisor import Supervisor, SupervisorSettings
@@ -77,7 +80,7 @@ def make_supervisor(options: ServeOptions, say: Callable[[str], None]) -> Superv
     return Supervisor(
         SupervisorSettings(
             sources=sources, process=process, host=options.host, port=options.port, processes=options.processes,
-            follow=options.follow, say=say,
+            follow=options.follow, say=say, grpc_port=options.grpc_port,
         )
     )  # fmt: skip
 

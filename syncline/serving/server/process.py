@@ -60,6 +60,7 @@ class ProcessSettings:
     tls: tuple[str, str] | None = None
     """Files with the certificate and its key."""
     log_descriptor: int | None = None
+    grpc_address: str | None = None
 
 
 def run_process(number: int, listener: socket.socket, port: Port, catalog: Catalog, settings: ProcessSettings) -> None:
@@ -103,24 +104,34 @@ class _Process:
         server = await self._loop.create_server(
             self._http.connect, sock=listener, backlog=_BACKLOG, ssl=_tls(self._settings.tls)
         )
+        grpc_server = await self._start_grpc()
         self._port.send(Ready(catalog.generation))
         chores = [asyncio.create_task(self._sweep()), asyncio.create_task(self._follow_orders())]
         await self._stopping.wait()
-        await self._stop(server)
+        await self._stop(server, grpc_server)
         for chore in chores:
             chore.cancel()
         self._loader.close()
 
-    async def _stop(self, server: asyncio.Server) -> None:
+    async def _stop(self, server: asyncio.Server, grpc_server: Any) -> None:
         """Accept no more, and wait for the requests in flight."""
         await asyncio.sleep(0)  # connections that are already there are accepted
         server.close()
         self._http.stop()
+        if grpc_server is not None:
+            await grpc_server.stop(self._limits.stop_s)
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(self._limits.stop_s):
                 while self._http.connections:
                     await asyncio.sleep(0.01)
         self._http.sweep()
+
+    async def _start_grpc(self) -> Any:
+        if self._settings.grpc_address is None:
+            return None
+        from syncline.serving.server.grpc_service import start_grpc
+
+        return await start_grpc(self._app, self._settings.grpc_address, self._settings.tls)
 
     async def _sweep(self) -> None:
         while True:

@@ -25,7 +25,7 @@ def main() -> None:
     try:
         supervisor = make_supervisor(options, _say)
         supervisor.when_closed(0)
-        supervisor.run(lambda: _tell({"port": supervisor.port}))
+        supervisor.run(lambda: _tell({"port": supervisor.port, "grpc_port": supervisor.grpc_port}))
     except Exception as error:
         known = as_expected(error)
         if known is None:

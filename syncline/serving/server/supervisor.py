@@ -9,6 +9,7 @@ milliseconds. Not here: one process (`process.py`), the phases of a change (`rol
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import gc
 import os
 import selectors
@@ -64,6 +65,7 @@ class SupervisorSettings:
     port: int = 0
     processes: int = 1
     follow: bool = False
+    grpc_port: int | None = None
     say: Callable[[str], None] = lambda _: None
     """Reports what happens to the user."""
 
@@ -93,8 +95,13 @@ class Supervisor:
 
     def __init__(self, settings: SupervisorSettings) -> None:
         self._settings = settings
+        self._reserved: list[socket.socket] = []
         self._listeners = _listeners(settings.host, settings.port, settings.processes)
         self.port: int = self._listeners[0].getsockname()[1]
+        self.grpc_port: int | None = None
+        self._process_settings = settings.process
+        if settings.grpc_port is not None:
+            self._reserve_grpc(settings.grpc_port)
         self._children: dict[int, _Child] = {}
         self._rollout = Rollout(Catalog(), self._send)
         self._scrapes: list[_Scrape] = []
@@ -106,6 +113,17 @@ class Supervisor:
         self._pending: list[str] = []
         self._files: set[str] = set()
         self._exporter: Exporter | None = None
+
+    def _reserve_grpc(self, port: int) -> None:
+        """Keep a port that all processes can bind; gRPC opens its sockets itself."""
+        try:
+            self._reserved = _bound(self._settings.host, port, 1, shared=True)
+        except ConfigError:
+            self._close_listeners()
+            raise
+        host, self.grpc_port = self._settings.host, self._reserved[0].getsockname()[1]
+        address = f"[{host}]:{self.grpc_port}" if ":" in host else f"{host}:{self.grpc_port}"
+        self._process_settings = dataclasses.replace(self._settings.process, grpc_address=address)
 
     def run(self, on_ready: Callable[[], None]) -> None:
         """Serve until SIGTERM or SIGINT; `on_ready` is called once all processes answer."""
@@ -326,7 +344,7 @@ class Supervisor:
             for signal_number in (signal.SIGTERM, signal.SIGINT, signal.SIGCHLD):
                 signal.signal(signal_number, signal.SIG_DFL)
             self._close_inherited(number, other)
-            run_process(number, self._listeners[number], port, catalog, self._settings.process)
+            run_process(number, self._listeners[number], port, catalog, self._process_settings)
             code = 0
         except KeyboardInterrupt:
             code = 0
@@ -408,11 +426,14 @@ class Supervisor:
             wake.close()
             woken.close()
 
+    def _close_listeners(self) -> None:
+        for listener in (*self._listeners, *self._reserved):
+            listener.close()
+
     def _stop(self) -> None:
         """Close the door, and wait until the processes have answered what they have."""
         self._is_stopping = True
-        for listener in self._listeners:
-            listener.close()
+        self._close_listeners()
         for child in self._children.values():
             os.kill(child.pid, signal.SIGTERM)
         until = time.monotonic() + self._settings.process.limits.stop_s + 1
@@ -437,23 +458,30 @@ def _served(source: Source, path: Path, step: int | None) -> ServedVersion:
 
 
 def _listeners(host: str, port: int, count: int) -> list[socket.socket]:
+    """Sockets that listen, one for each process; a second server on this port is refused."""
+    found = _bound(host, port, count, shared=count > 1)
+    for listener in found:
+        listener.listen(_BACKLOG)
+    return found
+
+
+def _bound(host: str, port: int, count: int, *, shared: bool) -> list[socket.socket]:
     found: list[socket.socket] = []
     try:
         family, kind, _, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
         for _ in range(count):
-            listener = socket.socket(family, kind)
-            found.append(listener)
-            if count > 1:  # without it, a second server on this port is refused
-                listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
-            listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-            listener.bind(address)
-            listener.listen(_BACKLOG)
-            address = (address[0], listener.getsockname()[1], *address[2:])
+            one = socket.socket(family, kind)
+            found.append(one)
+            if shared:
+                one.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
+            one.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            one.bind(address)
+            address = (address[0], one.getsockname()[1], *address[2:])
     except OSError as error:
-        for listener in found:
-            listener.close()
+        for one in found:
+            one.close()
         raise ConfigError(
-            f"Cannot listen on {host}:{port}: {error.strerror or error}. Choose another --port, or 0 for a free one.",
+            f"Cannot listen on {host}:{port}: {error.strerror or error}. Choose another port, or 0 for a free one.",
             code="port-taken", host=host, port=port,
         ) from error  # fmt: skip
     return found
