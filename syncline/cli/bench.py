@@ -17,6 +17,7 @@ SUITES_HELP = (
     "gloo), stragglers (cost of slow workers), recovery (cost of a killed worker), torchrun (an unchanged DDP script "
     "under syncline run), own-loop (a script of your own against DDP), layouts (sharded against replicated and FSDP2), "
     "tolerance (cost of fault tolerance without a failure), allreduce (gradient sum against gloo). Only if named: "
+    "serve (the server against ONNX Runtime alone), "
     "engines (cost per step of Ray and Spark), memory (peak memory by batch size), peers (throughput of other "
     "frameworks)."
 )
@@ -25,7 +26,7 @@ SUITES_HELP = (
 def bench(
     suites: Annotated[
         list[str] | None,
-        typer.Argument(metavar="SUITE", help="Suites to run. Default: all but engines, memory and peers."),
+        typer.Argument(metavar="SUITE", help="Suites to run. Default: all but serve, engines, memory and peers."),
     ] = None,
     repeats: Annotated[
         int | None, typer.Option(help="Measurements per contender. Default: 5, or 2 with --quick.")

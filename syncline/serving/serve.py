@@ -98,6 +98,11 @@ class ModelServer:
         """The address of the page to try the models by hand."""
         return f"{self.url}/?token={self.token}" if self.token else f"{self.url}/"
 
+    def pids(self) -> list[int]:
+        """The processes that answer, without their supervisor."""
+        supervisor = self._process.pid
+        return [int(pid) for pid in Path(f"/proc/{supervisor}/task/{supervisor}/children").read_text().split()]
+
     def models(self) -> list[str]:
         """The names of the models."""
         return sorted({one["name"] for one in self._ask("POST", "/v2/repository/index", b'{"ready": true}')})

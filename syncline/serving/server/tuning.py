@@ -22,8 +22,10 @@ __all__ = ["Tuned", "probe", "tune"]
 
 _PROBES = 5
 _MOST_PROBE_S = 0.2
-_GAIN = 0.9
-"""More threads must take at most this share of the time: they use the cores of other requests."""
+_EFFICIENCY = 0.75
+"""More threads must be used by at least this share: they take the cores of other requests."""
+_SHORT_S = 0.001
+"""A run below this time stays on one thread: handing work to others costs as much CPU as it saves."""
 _TOLERANCE = 1e-3
 _ANY_SIZE = 16
 """The size of an unknown dimension other than the batch while measuring."""
@@ -50,10 +52,10 @@ def tune(load: Callable[[int], Engine], cores: int, max_batch: int, threads: int
     chosen = load(threads or 1)
     count = threads or 1
     alone_s = _time_of(chosen, 1)
-    if threads is None and cores > 1 and alone_s > 0:
+    if threads is None and cores > 1 and alone_s > _SHORT_S:
         other = load(cores)
         other_s = _time_of(other, 1)
-        if 0 < other_s < _GAIN * alone_s:
+        if 0 < other_s * cores * _EFFICIENCY <= alone_s:
             chosen, count, alone_s = other, cores, other_s
     allowed, is_bit_equal = probe(chosen, max_batch) if max_batch > 1 else (False, True)
     batch_s = _time_of(chosen, max_batch) if allowed else alone_s
