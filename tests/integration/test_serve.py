@@ -295,6 +295,35 @@ def test_tls_by_files(tmp_path):
         client.connection.close()
 
 
+# versions
+
+
+def test_a_worse_canary_is_rolled_back_in_all_processes(tmp_path):
+    good, bad = adds(tmp_path / "good.onnx", 1.0), adds(tmp_path / "bad.onnx", float("nan"))
+    with syncline.serve(good, bad, name="m", canary=0.5, token=False, processes=2) as server:
+        client = Client(server.port)
+        statuses = [client.infer()[0] for _ in range(60)]
+        assert 500 in statuses
+        until(lambda: Client(server.port).ask("GET", "/v2/models/m")[1]["versions"] == ["1"])
+        assert {Client(server.port).infer()[0] for _ in range(20)} == {200}
+        index = client.ask("POST", "/v2/repository/index")[1]
+        assert [(one["version"], one["state"]) for one in index] == [("1", "READY"), ("2", "UNAVAILABLE")]
+        assert "rolled back" in index[1]["reason"]
+
+
+def test_versions_of_one_name_answer_by_their_number_and_unload_ends_them(tmp_path):
+    paths = [adds(tmp_path / f"{k}.onnx", float(k)) for k in (1, 2)]
+    with syncline.serve(*paths, name="m", token=False) as server:
+        client = Client(server.port)
+        assert client.infer()[1]["outputs"][0]["data"] == [2.0] * 4
+        first = client.ask("POST", "/v2/models/m/versions/1/infer", request_of())[1]
+        assert (first["model_version"], first["outputs"][0]["data"]) == ("1", [1.0] * 4)
+        assert client.ask("POST", "/v2/repository/models/m/unload")[0] == 200
+        assert client.infer()[0] == 404
+        assert client.ask("POST", "/v2/repository/models/m/load")[0] == 200
+        assert client.infer()[1]["outputs"][0]["data"] == [2.0] * 4
+
+
 # load and faults
 
 

@@ -35,6 +35,8 @@ button:hover { border-color: var(--soft); }
 button:focus-visible, textarea:focus-visible, canvas:focus-visible { outline: 2px solid var(--link); }
 .answer { font-size: 2.5rem; font-weight: 600; line-height: 1.2; overflow-wrap: anywhere; }
 meter { width: 100%; height: 0.8rem; }
+.numbers td:nth-child(2) { width: 70%; }
+caption { text-align: left; color: var(--soft); font-size: 0.85rem; }
 .wrong { color: var(--failed); }
 """
 
