@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from math import prod
 from typing import Any
 
 from syncline import __version__
@@ -17,8 +18,8 @@ _TENSOR = {
         "name": {"type": "string"},
         "shape": {"type": "array", "items": {"type": "integer"}},
         "datatype": {"type": "string", "enum": list(DTYPES)},
-        "parameters": {"type": "object"},
-        "data": {"type": "array", "items": {}},
+        "parameters": {"type": "object", "nullable": True},
+        "data": {"type": "array", "items": {}, "nullable": True},
     },
 }
 _METADATA_TENSOR = {"type": "array", "items": {"$ref": "#/components/schemas/tensor_metadata"}}
@@ -60,10 +61,11 @@ _SCHEMAS: dict[str, Any] = {
         "required": ["inputs"],
         "properties": {
             "id": {"type": "string"},
-            "parameters": {"type": "object"},
-            "inputs": {"type": "array", "items": {"$ref": "#/components/schemas/tensor"}},
+            "parameters": {"type": "object", "nullable": True},
+            "inputs": {"type": "array", "items": {"$ref": "#/components/schemas/tensor"}, "minItems": 1},
             "outputs": {
                 "type": "array",
+                "nullable": True,
                 "items": {
                     "type": "object",
                     "required": ["name"],
@@ -103,6 +105,18 @@ _SCHEMAS: dict[str, Any] = {
     "ready": {"type": "object", "required": ["ready"], "properties": {"ready": {"type": "boolean"}}},
     "empty": {"type": "object", "maxProperties": 0},
 }
+_PREDICT = {
+    "type": "object",
+    "properties": {
+        "rows": {"type": "array", "items": {"type": "array", "items": {}, "minItems": 1}, "minItems": 1},
+        "text": {"type": "string", "minLength": 1},
+    },
+    "minProperties": 1,
+    "maxProperties": 1,
+    "additionalProperties": False,
+}
+_MOST_VALUES = 10_000
+"""Larger inputs have no example."""
 _ERRORS = {"400": "The request is wrong.", "401": "The token is missing.", "403": "Another host or site asks.",
            "404": "There is no such model or version.", "413": "The request is too large.",
            "415": "The content is of another type.", "500": "The model failed.",
@@ -135,10 +149,10 @@ def _model_paths(name: str, version: LoadedVersion) -> dict[str, Any]:
         found[base] = _get(f"Inputs and outputs of {name}.", "metadata_model")
         found[f"{base}/ready"] = _get("Whether it is loaded.", "ready")
         infer = _operation("Run the model.", "inference_response", body=request)
-        infer["requestBody"]["content"]["application/json"]["example"] = _example(version)
+        infer["requestBody"]["content"]["application/json"] |= _example(version)
         found[f"{base}/infer"] = {"post": infer}
     found[f"/v2/models/{name}/predict"] = {
-        "post": _operation("Predict for an image, rows or text.", "predict_response", body={"type": "object"})
+        "post": _operation("Predict for an image, rows or text.", "predict_response", body=_PREDICT)
     }
     for action in ("load", "unload"):
         found[f"/v2/repository/models/{name}/{action}"] = {"post": _operation(f"{action.title()} {name}.", "empty")}
@@ -160,13 +174,19 @@ def _operation(summary: str, schema: str, body: dict[str, Any] | None = None) ->
         "responses": {"200": {"description": "OK", "content": {"application/json": answer}}, **errors},
     }
     if body is not None:
-        found["requestBody"] = {"content": {"application/json": {"schema": body}}}
+        is_needed = schema != "index"
+        found["requestBody"] = {"required": is_needed, "content": {"application/json": {"schema": body}}}
     return found
 
 
 def _example(version: LoadedVersion) -> dict[str, Any]:
-    inputs = []
+    """A request that the model answers; nothing if its inputs are large or have no JSON form."""
+    inputs, values = [], 0
     for spec in version.signature.inputs:
         shape = [abs(size) for size in spec.shape]
-        inputs.append({"name": spec.name, "shape": shape, "datatype": spec.datatype, "data": []})
-    return {"inputs": inputs}
+        values += prod(shape)
+        zero: Any = {"BYTES": "", "BOOL": False}.get(spec.datatype, 0)
+        if values > _MOST_VALUES or spec.datatype == "FP16":
+            return {}
+        inputs.append({"name": spec.name, "shape": shape, "datatype": spec.datatype, "data": [zero] * prod(shape)})
+    return {"example": {"inputs": inputs}}
