@@ -23,7 +23,7 @@ from syncline.checkpoint.schema import CheckpointState
 from syncline.config.spec import Spec
 from syncline.data import transforms
 from syncline.data.named import DataInfo
-from syncline.errors import CheckpointError, ConfigError
+from syncline.errors import ConfigError
 from syncline.models.answers import Answers, answers_of
 from syncline.models.zoo import pretrained
 from syncline.serving.metadata import InputKind
@@ -205,13 +205,10 @@ def saved_task(run_dir: RunDir) -> Task | Script:
 
 
 def _first_model(saved: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
-    """The first model that a script prepared; a checkpoint has all of them, as `model`, `model1` and so on."""
-    found = {name.removeprefix("model."): t for name, t in saved.items() if name.startswith("model.")}
-    if not found:
-        raise CheckpointError(
-            "The checkpoint of this script holds no model that was prepared with Syncline.", code="script-model"
-        )
-    return found
+    """The first model that a script prepared. Of several, a checkpoint has all, as `model`, `model1` and so on."""
+    if not any(name.startswith(("model1.", "parameter0")) for name in saved):
+        return dict(saved)
+    return {name.removeprefix("model."): t for name, t in saved.items() if name.startswith("model.")}
 
 
 def _plan_facts(run_dir: RunDir) -> dict[str, Any]:

@@ -26,9 +26,13 @@ _END_S = 10.0
 
 def score_all(setup: Setup, pieces: Sequence[Piece], processes: int, on_done: Callable[[Piece], None]) -> None:
     """Score all pieces; the first error of a process is raised here."""
-    pool = _Pool(setup, pieces)
+    run_to_the_end(_Pool(setup, pieces), on_done, min(processes, len(pieces)))
+
+
+def run_to_the_end(pool: _Pool, on_done: Callable[[Piece], None], processes: int = 1) -> None:
+    """Start the processes of a pool, and wait until its pieces are done; afterwards none is left."""
     try:
-        for _ in range(min(processes, len(pieces))):
+        for _ in range(processes):
             pool.start()
         while pool.members:
             for done in pool.step():
