@@ -173,7 +173,7 @@ class _Predictor:
     def _answer(self, module: torch.nn.Module, features: np.ndarray) -> list[pa.Array]:
         found = self._outputs_of(module, features)
         columns = self._predictions(found[main_name(self._answers)])
-        columns.update({name: as_vectors(found[name].reshape(len(features), -1).numpy()) for name in self._outputs})
+        columns.update({name: as_vectors(_flat(found[name]).numpy()) for name in self._outputs})
         return [columns[name] for name in self._wanted]
 
     def _outputs_of(self, module: torch.nn.Module, features: np.ndarray) -> dict[str, torch.Tensor]:
@@ -209,6 +209,11 @@ class _Predictor:
             PREDICTION: pa.array(probability.argmax(1).double().numpy()),
             PROBABILITY: as_vectors(probability.numpy()),
         }
+
+
+def _flat(values: torch.Tensor) -> torch.Tensor:
+    """One row of numbers per sample, also without samples."""
+    return values.flatten(1) if values.dim() > 1 else values.unsqueeze(1)
 
 
 @functools.lru_cache(maxsize=2)

@@ -32,7 +32,7 @@ from syncline.serving.metadata import open_session, read_metadata
 from syncline.serving.trained import of_run, of_task
 from syncline.workers.build import build_model, build_sources
 
-EVERY = registry.names() if os.environ.get("SYNCLINE_TEST_EXPORTS") == "all" else ["lstm"]
+EVERY = registry.names() if os.environ.get("SYNCLINE_TEST_EXPORTS") == "all" else ["mlp"]
 
 
 @pytest.fixture(scope="module")
