@@ -82,8 +82,8 @@ def _check(what: str | Path, model: _Model) -> None:
     if not model.is_image:
         raise ConfigError(
             f"{what} was trained on {model.data}, whose samples have the shape {model.shape}: these are not images "
-            "with 1 or 3 channels of a dataset with a name or in files. Score files of rows with --data, or use the model in Python: "
-            "syncline.train(...).model",
+            "with 1 or 3 channels of a dataset with a name or in files. Score files of rows with --data, or use the "
+            "model in Python: syncline.train(...).model",
             code="not-images", model=str(what), shape=model.shape,
         )  # fmt: skip
 

@@ -26,3 +26,10 @@ def answers_of(loss: Any) -> Answers | None:
     if key in _CLASSES:
         return "classes"
     return "number" if isinstance(loss, Spec) else None
+
+
+def main_name(answers: Answers) -> str:
+    """The name of what the model returns, if that is one tensor."""
+    if answers == "binary":
+        return PROBABILITIES
+    return LOGITS if answers in ("classes", "binary logits") else OUTPUT

@@ -13,21 +13,22 @@ import torch
 from torch import Tensor, nn
 
 from syncline.errors import ConfigError, UnknownName
-from syncline.models.answers import LOGITS, OUTPUT, PROBABILITIES, Answers
+from syncline.models.answers import LOGITS, OUTPUT, PROBABILITIES, Answers, main_name
 
-__all__ = ["NamedOutputs", "layer_names", "main_name"]
-
-
-def main_name(answers: Answers) -> str:
-    """The name of what the model returns, if that is one tensor."""
-    if answers == "binary":
-        return PROBABILITIES
-    return LOGITS if answers in ("classes", "binary logits") else OUTPUT
+__all__ = ["NamedOutputs", "check_names", "layer_names"]
 
 
 def layer_names(model: nn.Module) -> list[str]:
     """The names of all layers, in the order of the model."""
     return [name for name, _ in model.named_modules() if name]
+
+
+def check_names(model: nn.Module, answers: Answers, names: Sequence[str]) -> None:
+    """`UnknownName` for the first that is neither a layer nor an output of a model with one output tensor."""
+    known = [main_name(answers), *([PROBABILITIES] if main_name(answers) == LOGITS else []), *layer_names(model)]
+    for name in names:
+        if name not in known:
+            raise UnknownName.among("output or layer", name, known)
 
 
 class NamedOutputs(nn.Module):

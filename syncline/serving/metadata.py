@@ -7,7 +7,9 @@ file (`exporting/`). Reading it needs onnxruntime only.
 from __future__ import annotations
 
 import importlib.util
+import os
 from pathlib import Path
+from types import ModuleType
 from typing import TYPE_CHECKING, Literal
 
 import msgspec
@@ -17,7 +19,16 @@ from syncline.errors import ConfigError, ExportError
 if TYPE_CHECKING:
     import onnxruntime
 
-__all__ = ["InputKind", "ModelMetadata", "TensorFacts", "metadata_of", "open_session", "read_metadata", "require"]
+__all__ = [
+    "InputKind",
+    "ModelMetadata",
+    "TensorFacts",
+    "import_onnxruntime",
+    "metadata_of",
+    "open_session",
+    "read_metadata",
+    "require",
+]
 
 KEY = "syncline"
 """The key of the JSON text in the file's metadata."""
@@ -112,9 +123,7 @@ def metadata_of(session: onnxruntime.InferenceSession, shown: str) -> ModelMetad
 
 def open_session(path: str | Path, *, threads: int = 0) -> onnxruntime.InferenceSession:
     """The model in ONNX Runtime on the CPU; `threads` inside an operator, 0 for as many as there are cores."""
-    require("onnxruntime", "Reading an ONNX file")
-    import onnxruntime
-
+    onnxruntime = import_onnxruntime()
     if not Path(path).is_file():
         raise ConfigError(f"There is no file {path}.", code="no-model-file", path=str(path))
     options = onnxruntime.SessionOptions()
@@ -129,6 +138,16 @@ def open_session(path: str | Path, *, threads: int = 0) -> onnxruntime.Inference
         raise ExportError(
             f"{path} cannot be loaded by ONNX Runtime: {said}", code="not-onnx", path=str(path)
         ) from error
+
+
+def import_onnxruntime() -> ModuleType:
+    """The package, with its reports to its vendor turned off: they begin on import, unless this variable is set."""
+    require("onnxruntime", "Running an ONNX file")
+    os.environ.setdefault("ORT_DISABLE_TELEMETRY", "1")
+    import onnxruntime
+
+    module: ModuleType = onnxruntime
+    return module
 
 
 def require(package: str, purpose: str) -> None:

@@ -23,7 +23,7 @@ from syncline.checkpoint.schema import CheckpointState
 from syncline.config.spec import Spec
 from syncline.data import transforms
 from syncline.data.named import DataInfo
-from syncline.errors import CheckpointError, ConfigError
+from syncline.errors import ConfigError
 from syncline.models.answers import Answers, answers_of
 from syncline.models.zoo import pretrained
 from syncline.serving.metadata import InputKind
@@ -33,7 +33,7 @@ from syncline.telemetry.run_dir import RunDir
 from syncline.workers.build import build_sources
 from syncline.workers.entry import rebuild_model
 
-__all__ = ["TrainedModel", "of_run", "of_shipped", "trained_model"]
+__all__ = ["TrainedModel", "of_run", "of_shipped", "of_task", "saved_task", "trained_model"]
 
 HANDWRITING = ("mnist", "digits")
 """The datasets whose images are ink, light on dark."""
@@ -109,14 +109,14 @@ def of_run(
     A script's model cannot be rebuilt from the run alone: `task` brings the model and its data then.
     """
     run_dir = RunDir.owned(path)
-    saved_task = _saved_task(run_dir)
-    if isinstance(saved_task, Script) and task is None:
+    saved = saved_task(run_dir)
+    if isinstance(saved, Script) and task is None:
         raise ConfigError(
             f"{path} is the run of a script, so its model cannot be rebuilt from the run alone. Pass a task with the "
             "same model and data: --task my_task.py:task, or task=syncline.Task(model=..., data=..., test=...).",
             code="script-model", path=str(path),
         )  # fmt: skip
-    found = task or saved_task
+    found = task or saved
     assert isinstance(found, Task)
     found = found.located(data_dir, None).with_defaults() if task is not None else found
     run_id = run_dir.read_plan().get("run_id")
@@ -127,7 +127,7 @@ def of_run(
     else:
         where, state = store.at_step(run_dir.checkpoints, checkpoint, run_id)
     content = CheckpointState.from_dict(state)
-    weights = _first_model(content.model) if isinstance(saved_task, Script) else content.model
+    weights = _first_model(content.model) if isinstance(saved, Script) else content.model
     facts = {
         **_plan_facts(run_dir), "run": path.resolve().name, "step": where.step, "checkpoint_sha256": where.sha256,
         "metrics": {name: float(value) for name, value in content.metrics.items()},
@@ -135,17 +135,10 @@ def of_run(
     return of_task(found, weights, version=str(where.step), facts=facts)
 
 
-def of_task(
-    task: Task, weights: Mapping[str, torch.Tensor] | None, *, version: str, facts: Mapping[str, Any]
-) -> TrainedModel:
-    """The model of a task with these weights; without any, as the task gives it."""
+def of_task(task: Task, weights: Mapping[str, torch.Tensor], *, version: str, facts: Mapping[str, Any]) -> TrainedModel:
+    """The model of a task with these weights."""
     train, test = build_sources(task)
-    if weights is None:
-        from syncline.workers.build import build_model
-
-        module = build_model(task, train, seed=0).eval()
-    else:
-        module = rebuild_model(task, train, weights)
+    module = rebuild_model(task, train, weights)
     samples = RawSamples(train)
     info = task.data.info if isinstance(task.data, LocatedData) else None
     manifest = task.data.manifest if isinstance(task.data, LocatedData) else None
@@ -199,7 +192,8 @@ def hash_of(module: nn.Module) -> str:
     return digest.hexdigest()
 
 
-def _saved_task(run_dir: RunDir) -> Task | Script:
+def saved_task(run_dir: RunDir) -> Task | Script:
+    """What a run trained; `ConfigError` if that was not stored."""
     if not run_dir.task_file.exists():
         raise ConfigError(
             f"The task of {run_dir.path} was too large to store with the run, so its model cannot be rebuilt. Load "
@@ -211,13 +205,10 @@ def _saved_task(run_dir: RunDir) -> Task | Script:
 
 
 def _first_model(saved: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
-    """The first model that a script prepared; a checkpoint has all of them, as `model`, `model1` and so on."""
-    found = {name.removeprefix("model."): t for name, t in saved.items() if name.startswith("model.")}
-    if not found:
-        raise CheckpointError(
-            "The checkpoint of this script holds no model that was prepared with Syncline.", code="script-model"
-        )
-    return found
+    """The first model that a script prepared. Of several, a checkpoint has all, as `model`, `model1` and so on."""
+    if not any(name.startswith(("model1.", "parameter0")) for name in saved):
+        return dict(saved)
+    return {name.removeprefix("model."): t for name, t in saved.items() if name.startswith("model.")}
 
 
 def _plan_facts(run_dir: RunDir) -> dict[str, Any]:

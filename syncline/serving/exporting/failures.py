@@ -35,6 +35,13 @@ def explain(error: BaseException, what: str) -> ExportError | SynclineError:
     )  # fmt: skip
 
 
+def fixed_batch(what: str) -> ExportError:
+    """The error for a model that takes only the number of samples that it was traced with."""
+    return ExportError(
+        f"This model cannot be exported to {what}. {_ADVICE['batch']}", code="export-batch", operator=None, format=what
+    )
+
+
 def _classify(text: str) -> tuple[str, str | None]:
     lowered = text.lower()
     if "data-dependent" in lowered or "datadependent" in lowered or "dynamic control flow" in lowered:

@@ -12,7 +12,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from syncline.models.answers import LOGITS, Answers
+from syncline.models.answers import LOGITS, PROBABILITIES, Answers
 from syncline.models.named_outputs import NamedOutputs
 from syncline.serving.metadata import ModelMetadata, TensorFacts
 from syncline.serving.samples import Preparation
@@ -59,12 +59,13 @@ def random_inputs(model: TrainedModel, count: int) -> tuple[np.ndarray, ...]:
 
 
 def default_outputs(model: TrainedModel) -> list[str]:
-    """All that the model returns, with probabilities; for text only the logits, which are large enough."""
+    """All that the model returns, and probabilities, unless there are some for every token."""
     inputs = tuple(torch.from_numpy(value) for value in example_of(model))
     with torch.inference_mode():
         prepared = (model.preparation(inputs[0]), *inputs[1:])
-        found = list(NamedOutputs(model.module, model.answers)(*prepared))
-    return [LOGITS] if model.kind == "text" and LOGITS in found else found
+        found = NamedOutputs(model.module, model.answers)(*prepared)
+    is_per_token = LOGITS in found and found[LOGITS].dim() > 2
+    return [name for name in found if not (is_per_token and name == PROBABILITIES)]
 
 
 def input_names(count: int) -> list[str]:

@@ -18,7 +18,7 @@ import torch
 
 from syncline.config.owned_files import temporary_name
 from syncline.errors import ExportError
-from syncline.serving.exporting.failures import explain
+from syncline.serving.exporting.failures import explain, fixed_batch
 from syncline.serving.exporting.graph import (
     ExportGraph,
     default_outputs,
@@ -148,4 +148,8 @@ def _traced(graph: ExportGraph, example: tuple[np.ndarray, ...], names: Sequence
     except Exception as error:  # torch, onnxscript and the model itself raise what they like
         raise explain(error, "onnx") from error
     assert program is not None
-    return program.model_proto
+    proto = program.model_proto
+    # The exporter tries again with the batch as a constant where it cannot vary, instead of failing.
+    if not all(one.type.tensor_type.shape.dim[0].dim_param for one in proto.graph.input):
+        raise fixed_batch("onnx")
+    return proto

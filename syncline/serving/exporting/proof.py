@@ -16,8 +16,8 @@ import numpy as np
 import torch
 
 from syncline.errors import ExportError
-from syncline.models.answers import PROBABILITIES, Answers
-from syncline.models.named_outputs import NamedOutputs, main_name
+from syncline.models.answers import PROBABILITIES, Answers, main_name
+from syncline.models.named_outputs import NamedOutputs
 from syncline.serving.exporting.graph import random_inputs
 from syncline.serving.samples import RawSamples
 from syncline.serving.trained import TrainedModel

@@ -18,7 +18,7 @@ import numpy as np
 from syncline.errors import ExportError
 from syncline.serving.exporting.onnx_file import save
 from syncline.serving.exporting.quiet import quiet
-from syncline.serving.metadata import ModelMetadata, TensorFacts
+from syncline.serving.metadata import ModelMetadata, TensorFacts, import_onnxruntime
 from syncline.serving.trained import TrainedModel
 
 CALIBRATION_SAMPLES = 512
@@ -32,6 +32,7 @@ _OPERATORS = (
 
 def quantize(source: Path, path: Path, metadata: ModelMetadata, model: TrainedModel) -> ModelMetadata:
     """Write an int8 version of the ONNX file `source`; its metadata."""
+    import_onnxruntime()
     import onnx
     from onnxruntime.quantization import QuantFormat, QuantType, quantize_static
     from onnxruntime.quantization.shape_inference import quant_pre_process

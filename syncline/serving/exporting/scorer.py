@@ -13,11 +13,14 @@ from __future__ import annotations
 import argparse
 import csv
 import json
+import os
 import sys
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+
+os.environ.setdefault("ORT_DISABLE_TELEMETRY", "1")  # before the import: it would report to its vendor
 import onnxruntime
 
 
@@ -48,7 +51,7 @@ class Scorer:
             return None
         best = scores.argmax(1)
         names = self.about["class_names"] or [str(k) for k in range(scores.shape[1])]
-        return [(names[k], float(row[k])) for k, row in zip(best, scores, strict=True)]
+        return [(names[k], float(f"{row[k]:.6g}")) for k, row in zip(best, scores, strict=True)]
 
     def _checked(self, one: dict[str, Any], value: Any) -> np.ndarray:
         value = np.asarray(value)
@@ -87,12 +90,8 @@ def main() -> None:
         return
     labels = None if given.output else scorer.labels(found)
     table = csv.writer(sys.stdout)
-    if labels is not None:
-        table.writerow(["class", "probability"])
-        table.writerows((name, f"{probability:.6g}") for name, probability in labels)
-    else:
-        rows = found[given.output or scorer.outputs[0]]
-        table.writerows(rows.reshape(len(rows), -1).tolist())
+    rows = found[given.output or scorer.outputs[0]]
+    table.writerows(rows.reshape(len(rows), -1).tolist() if labels is None else [("class", "probability"), *labels])
 
 
 if __name__ == "__main__":

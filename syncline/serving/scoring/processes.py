@@ -1,21 +1,22 @@
 """Several processes that score pieces, each one piece at a time.
 
 Here: starting them, giving out pieces, and replacing one that died: its piece is given out again. Processes end with
-the one that started them. Not here: what a process does with a piece (`piece_scorer.py`).
+the one that started them. Not here: what a process does (`worker.py`).
 """
 
 from __future__ import annotations
 
+import contextlib
 import multiprocessing
 import signal
+import subprocess
+import sys
 from collections import Counter, deque
 from collections.abc import Callable, Sequence
 from multiprocessing.connection import Connection, wait
-from multiprocessing.context import SpawnProcess
 
-from syncline.compute.processes import die_with_starter
 from syncline.errors import SynclineError
-from syncline.serving.scoring.piece_scorer import PieceScorer, Setup
+from syncline.serving.scoring.piece_scorer import Setup
 from syncline.serving.scoring.pieces import Piece
 
 _MOST_DEATHS = 3
@@ -25,9 +26,13 @@ _END_S = 10.0
 
 def score_all(setup: Setup, pieces: Sequence[Piece], processes: int, on_done: Callable[[Piece], None]) -> None:
     """Score all pieces; the first error of a process is raised here."""
-    pool = _Pool(setup, pieces)
+    run_to_the_end(_Pool(setup, pieces), on_done, min(processes, len(pieces)))
+
+
+def run_to_the_end(pool: _Pool, on_done: Callable[[Piece], None], processes: int = 1) -> None:
+    """Start the processes of a pool, and wait until its pieces are done; afterwards none is left."""
     try:
-        for _ in range(min(processes, len(pieces))):
+        for _ in range(processes):
             pool.start()
         while pool.members:
             for done in pool.step():
@@ -39,7 +44,7 @@ def score_all(setup: Setup, pieces: Sequence[Piece], processes: int, on_done: Ca
 class _Member:
     """A process and the piece that it has."""
 
-    def __init__(self, process: SpawnProcess, connection: Connection) -> None:
+    def __init__(self, process: subprocess.Popen[bytes], connection: Connection) -> None:
         self.process, self.connection = process, connection
         self.piece: Piece | None = None
 
@@ -51,12 +56,13 @@ class _Pool:
         self.members: list[_Member] = []
 
     def start(self) -> None:
-        # Not by fork: this process has threads of torch, Arrow or ONNX Runtime.
-        context = multiprocessing.get_context("spawn")
-        ours, theirs = context.Pipe()
-        process = context.Process(target=_work, args=(theirs, self._setup), name="syncline-scoring", daemon=True)
-        process.start()
-        theirs.close()
+        # Not with multiprocessing: its processes import the user's script again, which would score again.
+        ours, theirs = multiprocessing.Pipe()
+        with theirs:
+            command = [sys.executable, "-m", "syncline.serving.scoring.worker", str(theirs.fileno())]
+            process = subprocess.Popen(command, pass_fds=(theirs.fileno(),), stdin=subprocess.DEVNULL)
+        with contextlib.suppress(ConnectionError):  # noticed when news are read
+            ours.send(self._setup)
         self.members.append(_Member(process, ours))
 
     def step(self) -> list[Piece]:
@@ -81,7 +87,7 @@ class _Pool:
         for member in self.members:
             member.connection.close()
             member.process.kill()
-            member.process.join(_END_S)
+            _wait_for(member.process)
         self.members.clear()
 
     def _give(self, member: _Member) -> None:
@@ -110,11 +116,20 @@ class _Pool:
     def _remove(self, member: _Member) -> None:
         self.members.remove(member)
         member.connection.close()
-        member.process.join(_END_S)
+        _wait_for(member.process)
+
+
+def _wait_for(process: subprocess.Popen[bytes]) -> None:
+    """Until it has ended; one that does not is killed."""
+    try:
+        process.wait(_END_S)
+    except subprocess.TimeoutExpired:
+        process.kill()
+        process.wait()
 
 
 def _died(member: _Member, piece: Piece | None) -> SynclineError:
-    code = member.process.exitcode
+    code = member.process.returncode
     how = signal.Signals(-code).name if code is not None and code < 0 else f"exit code {code}"
     what = f"while scoring {piece.name}, {_MOST_DEATHS} times" if piece is not None else "before its first piece"
     return SynclineError(
@@ -122,19 +137,3 @@ def _died(member: _Member, piece: Piece | None) -> SynclineError:
         "scored is kept: the same command continues.",
         code="scoring-process-died", exit_code=code, piece=piece.name if piece is not None else None,
     )  # fmt: skip
-
-
-def _work(connection: Connection, setup: Setup) -> None:
-    """What a process does: ask for pieces, until there are none."""
-    die_with_starter()
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the one that started it handles Ctrl-C
-    try:
-        scorer = PieceScorer(setup)
-        connection.send("ready")
-        while (piece := connection.recv()) is not None:
-            scorer.score(piece)
-            connection.send("done")
-    except (EOFError, BrokenPipeError):
-        return
-    except Exception as error:
-        connection.send(error)
