@@ -22,6 +22,7 @@ from make_picture import WIDTH, new_console
 from PIL import Image
 from playwright.sync_api import Browser, Page, sync_playwright
 
+import syncline
 from syncline.coordinator.requests import is_live
 from syncline.observe.live.follow import Follower
 from syncline.observe.live.server import WatchServer
@@ -61,6 +62,7 @@ def main() -> None:
         runs = [Path("runs", name) for name in ("mlp-allreduce", "mlp-sparknet", "mlp-topk")]
         several.write_text(as_html(load(runs, is_live)))
         take(browser, several.resolve().as_uri(), "report-several", height=1180)
+        picture_of_try_page(browser)
         picture_of_terminal(browser, list(RunDir(first).read_events()))
         browser.close()
 
@@ -109,6 +111,23 @@ def picture_of_live_page(browser: Browser, run: Path) -> None:
         server.shut_down()
         thread.join()
         server.close()
+
+
+def picture_of_try_page(browser: Browser) -> None:
+    """A seven, drawn by hand."""
+    with syncline.serve("lenet") as server:
+        page = browser.new_page(viewport={"width": 1000, "height": 640})
+        page.goto(server.page)
+        box = page.locator("canvas").bounding_box()
+        assert box is not None
+        for k, (right, down) in enumerate([(0.25, 0.2), (0.75, 0.2), (0.45, 0.85)]):
+            page.mouse.move(box["x"] + right * box["width"], box["y"] + down * box["height"], steps=1 if k == 0 else 8)
+            if k == 0:
+                page.mouse.down()
+        page.mouse.up()
+        page.locator(".answer").wait_for()
+        save(page.screenshot(), PICTURES / "try-it.png")
+        page.close()
 
 
 def picture_of_terminal(browser: Browser, events: list[Event]) -> None:

@@ -11,6 +11,7 @@ from syncline.driver import train as train
 from syncline.errors import CheckpointError as CheckpointError
 from syncline.errors import ConfigError as ConfigError
 from syncline.errors import DataError as DataError
+from syncline.errors import ExportError as ExportError
 from syncline.errors import Interrupted as Interrupted
 from syncline.errors import NonFiniteLoss as NonFiniteLoss
 from syncline.errors import SynclineError as SynclineError
@@ -24,6 +25,12 @@ from syncline.models.declared.declaration import declared as declared
 from syncline.prediction import Prediction as Prediction
 from syncline.prediction import predict as predict
 from syncline.result import Result as Result
+from syncline.serving.exporting.export import export as export
+from syncline.serving.exporting.onnx_file import ExportedModel as ExportedModel
+from syncline.serving.scoring.score import Scored as Scored
+from syncline.serving.scoring.score import score as score
+from syncline.serving.serve import ModelServer as ModelServer
+from syncline.serving.serve import serve as serve
 from syncline.strategies.exchange import Exchange as Exchange
 from syncline.strategies.exchange import LocalExchange as LocalExchange
 from syncline.strategies.exchange import Replica as Replica

@@ -36,9 +36,10 @@ _RUN = "_syncline_run"
 """Attributes of an exception that is being reported: the report's path, and the directory of its run."""
 
 _DEPENDENCIES = frozenset(
-    ("_pytest", "click", "cloudpickle", "fsspec", "lightning_utilities", "lmdb", "msgspec", "numpy", "pandas", "PIL",
-     "pluggy", "py4j", "pyarrow", "pyspark", "ray", "rich", "s3fs", "sklearn", "tensorboard", "timm", "torch",
-     "torchmetrics", "transformers", "typer", "zmq")
+    ("_pytest", "click", "cloudpickle", "fsspec", "grpc", "httptools", "lightning_utilities", "lmdb", "msgspec",
+     "numpy", "onnx", "onnx_ir", "onnxruntime", "onnxscript", "open_inference", "pandas", "PIL", "pluggy", "py4j",
+     "pyarrow", "pyspark", "ray", "rich", "s3fs", "safetensors", "sklearn", "tensorboard", "timm", "torch",
+     "torchmetrics", "transformers", "typer", "uvloop", "zmq")
 )  # fmt: skip
 _OURS = str(Path(__file__).parent) + os.sep
 _STANDARD_LIBRARY = str(Path(sysconfig.get_paths()["stdlib"])) + os.sep

@@ -6,6 +6,7 @@
     │   └── ConfigFileError  the same, in a file: path, line and key
     ├── DataError          a data file is missing, corrupt or does not fit the task
     ├── CheckpointError    a checkpoint cannot be written, found or trusted
+    ├── ExportError        a model cannot be exported, or the exported one is not equal to it
     ├── NonFiniteLoss      the loss became NaN or infinite and the policy is to stop
     ├── PeerFailed         an exchange broke because another worker failed; never the first cause
     └── WorkerFailed       a run ended because a worker failed; carries the root cause
@@ -29,6 +30,7 @@ __all__ = [
     "ConfigError",
     "ConfigFileError",
     "DataError",
+    "ExportError",
     "Interrupted",
     "NonFiniteLoss",
     "PeerFailed",
@@ -128,6 +130,10 @@ class DataError(SynclineError):
 
 class CheckpointError(SynclineError):
     """A checkpoint cannot be written, found or trusted."""
+
+
+class ExportError(SynclineError):
+    """A model cannot be exported, or the exported one differs from it by more than allowed."""
 
 
 class NonFiniteLoss(SynclineError):

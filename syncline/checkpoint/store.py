@@ -238,6 +238,21 @@ def newest_sound(folder: Path, run_id: str | None = None) -> tuple[Checkpoint, d
     )
 
 
+def at_step(folder: Path, step: int, run_id: str | None = None) -> tuple[Checkpoint, dict[str, Any]]:
+    """The checkpoint of this step and its state; `CheckpointError` if there is none, or it does not load."""
+    there = {checkpoint.step: checkpoint for checkpoint in checkpoints_in(folder)}
+    if step not in there:
+        shown = ", ".join(map(str, there)) or "none"
+        raise CheckpointError(
+            f"There is no checkpoint of step {step} in {folder}. There are: {shown}.",
+            code="no-checkpoint", folder=str(folder), step=step, steps=list(there),
+        )  # fmt: skip
+    state = load(there[step])
+    if run_id is not None:
+        check_run(state.get("run_id"), run_id, there[step].path)
+    return there[step], state
+
+
 def check_run(found: object, run_id: str, path: Path) -> None:
     """`CheckpointError` if a checkpoint was written by another run."""
     if found != run_id:

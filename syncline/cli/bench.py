@@ -17,15 +17,17 @@ SUITES_HELP = (
     "gloo), stragglers (cost of slow workers), recovery (cost of a killed worker), torchrun (an unchanged DDP script "
     "under syncline run), own-loop (a script of your own against DDP), layouts (against FSDP2 and torch's 1F1B), "
     "tolerance (cost of fault tolerance without a failure), allreduce (gradient sum against gloo). Only if named: "
-    "engines (cost per step of Ray and Spark), memory (peak memory by batch size), saving (cost of large "
-    "checkpoints), peers (throughput of other frameworks)."
+    "serve (the server against ONNX Runtime alone), engines (cost per step of Ray and Spark), memory (peak memory by "
+    "batch size), saving (cost of large checkpoints), peers (throughput of other frameworks)."
 )
 
 
 def bench(
     suites: Annotated[
         list[str] | None,
-        typer.Argument(metavar="SUITE", help="Suites to run. Default: all but engines, memory, saving and peers."),
+        typer.Argument(
+            metavar="SUITE", help="Suites to run. Default: all but serve, engines, memory, saving and peers."
+        ),
     ] = None,
     repeats: Annotated[
         int | None, typer.Option(help="Measurements per contender. Default: 5, or 2 with --quick.")

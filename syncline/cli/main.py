@@ -15,11 +15,13 @@ from syncline import __version__, boundary
 from syncline.cli import bench, chaos, cluster, data, train
 from syncline.cli.audit import audit
 from syncline.cli.doctor import doctor
+from syncline.cli.export import export
 from syncline.cli.list import list_names
 from syncline.cli.models import models
 from syncline.cli.output import exit_code_of, flush_output, open_standard_streams, print_error
 from syncline.cli.predict import predict
 from syncline.cli.report import report
+from syncline.cli.serve import serve
 from syncline.cli.show import show
 from syncline.cli.strategies import strategies
 from syncline.cli.watch import watch
@@ -55,6 +57,8 @@ app.command("watch", rich_help_panel=_RUNS)(watch)
 app.command("workers", rich_help_panel=_RUNS)(workers)
 app.command("audit", rich_help_panel=_RUNS)(audit)
 app.command("predict", rich_help_panel=_RUNS)(predict)
+app.command("export", rich_help_panel=_RUNS)(export)
+app.command("serve", rich_help_panel=_RUNS)(serve)
 _CATALOG = "Models, data and strategies"
 app.command("models", rich_help_panel=_CATALOG)(models)
 app.command("show", rich_help_panel=_CATALOG)(show)

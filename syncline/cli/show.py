@@ -25,23 +25,44 @@ def show(
 ) -> None:
     """Show a model layer by layer: output shapes, parameters, memory, FLOPs.
 
+    TASK may also be the directory of a run. The names of the layers are those
+    that 'export --outputs' and 'predict --output' take.
+
     syncline show my_run.toml
     syncline show lenet --data mnist --svg lenet.svg
     """
-    from syncline.cli.tasks import find_task
-
-    found = find_task(task, parts, {})
-    located = found.task.located(found.data_dir, None)
+    located = _of_run(Path(task)) if Path(task).is_dir() else _of_task(task, parts)
 
     from syncline.models.summary.terminal import as_text
 
     summary = _summary_of(located)
     typer.echo(as_text(summary))
+    typer.echo(f"Layers by name: {', '.join(part.name for part in summary.parts[1:])}")
     if svg is not None:
         from syncline.models.summary.svg import as_svg
 
         svg.write_text(as_svg(summary))
         typer.echo(f"Wrote {svg}.")
+
+
+def _of_task(what: str, parts: dict[str, Any]) -> Task:
+    from syncline.cli.tasks import find_task
+
+    found = find_task(what, parts, {})
+    return found.task.located(found.data_dir, None)
+
+
+def _of_run(path: Path) -> Task:
+    from syncline.serving.trained import saved_task
+    from syncline.task import Task
+    from syncline.telemetry.run_dir import RunDir
+
+    found = saved_task(RunDir.owned(path))
+    if not isinstance(found, Task):
+        raise ConfigError(
+            f"{path} is the run of a script, so its model is not known here.", code="script-model", path=str(path)
+        )
+    return found
 
 
 def _summary_of(task: Task) -> ModelSummary:

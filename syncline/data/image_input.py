@@ -11,7 +11,7 @@ unless it has the right size already, its ink is scaled and centered in the same
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, BinaryIO
 
 import numpy as np
 
@@ -43,7 +43,7 @@ def find_images(paths: list[Path]) -> list[Path]:
     return found
 
 
-def read_image(path: Path, shape: tuple[int, int, int], *, is_handwriting: bool) -> np.ndarray:
+def read_image(path: Path | BinaryIO, shape: tuple[int, int, int], *, is_handwriting: bool) -> np.ndarray:
     """The image as float32 of `shape` (channels, height, width), from 0 to 1."""
     channels, height, width = shape
     image = _open(path, "L" if channels == 1 else "RGB")
@@ -55,7 +55,7 @@ def read_image(path: Path, shape: tuple[int, int, int], *, is_handwriting: bool)
     return pixels[None] if channels == 1 else pixels.transpose(2, 0, 1)
 
 
-def _open(path: Path, mode: str) -> Image:
+def _open(path: Path | BinaryIO, mode: str) -> Image:
     from PIL import Image, UnidentifiedImageError
 
     try:

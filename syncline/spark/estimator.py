@@ -25,11 +25,12 @@ from syncline.config.spec import Spec
 from syncline.driver import run_task
 from syncline.engines.spark import SparkEngine
 from syncline.errors import ConfigError, Interrupted, WorkerFailed, check_options
+from syncline.models.answers import answers_of
 from syncline.models.declared.declaration import Declared
 from syncline.models.zoo import registry as zoo
 from syncline.observe.observer import WithoutEnd, choose_view
 from syncline.spark.feeding import Fed, FrameColumns, spill
-from syncline.spark.model import Answers, Model
+from syncline.spark.model import Model
 from syncline.spark.persistence import PartsReader, PartsWriter
 from syncline.strategies.reading import read_strategy
 from syncline.task import Task
@@ -45,7 +46,6 @@ _ONE_AT_A_TIME = threading.Lock()
 """Each run needs one task slot per worker. Two runs at once, as in a CrossValidator with parallelism, would each hold
 some of the slots and wait forever for the rest."""
 _PARAMS = ("workers", "epochs", "batch", "strategy", "seed")
-_CLASSES = ("crossentropy", "nll", "multimargin")
 _DTYPES = ("float32", "float64", "int64")
 
 
@@ -139,7 +139,7 @@ class Estimator(
     def _fit(self, dataset: DataFrame) -> Model:
         config, task = self._config(), self._task_on(None)
         read_strategy(config.strategy)  # fail before anything is written
-        answers = _answers_of(task.loss)
+        answers = answers_of(task.loss)
         columns = FrameColumns.of(
             dataset, self.getFeaturesCol(), self.getLabelCol(), dtype=self._dtype,
             are_classes=None if answers is None else answers == "classes",
@@ -214,7 +214,7 @@ class Estimator(
         elif isinstance(task.model, Declared):
             task = dataclasses.replace(task, model=_FromLayers(task.model, shape, fed.classes))
         outputs = None
-        if _answers_of(task.loss) != "classes":
+        if answers_of(task.loss) != "classes":
             # torch would silently broadcast a target of another shape.
             outputs = _outputs_of(task.model, shape, self._dtype)
             if outputs == (1,):
@@ -242,19 +242,6 @@ class _FromLayers:
 
     def __call__(self) -> torch.nn.Module:
         return self._declared.build(self._shape, self._classes)
-
-
-def _answers_of(loss: Any) -> Answers | None:
-    """The meaning of the outputs under this loss; None if its name does not show it."""
-    name = loss.name if isinstance(loss, Spec) else getattr(loss, "__name__", type(loss).__name__)
-    key = name.lower().replace("_", "").replace("-", "").removesuffix("loss")
-    if key in ("binarycrossentropywithlogits", "bcewithlogits", "softmargin"):
-        return "binary logits"
-    if key in ("binarycrossentropy", "bce"):
-        return "binary"
-    if key in _CLASSES:
-        return "classes"
-    return "number" if isinstance(loss, Spec) else None
 
 
 def _outputs_of(model: Any, shape: tuple[int, ...], dtype: str) -> tuple[int, ...] | None:

@@ -13,6 +13,7 @@ import runpy
 import signal
 import sys
 import warnings
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -25,6 +26,7 @@ from syncline.comms.control import Finished, LaunchSpec, ServerReady, Welcome
 from syncline.comms.parameter_server.server import serve
 from syncline.compute.allocator import keep_memory
 from syncline.compute.processes import PEER_FAILED
+from syncline.data.source import Source
 from syncline.errors import ConfigError, PeerFailed
 from syncline.planning.plan import Plan
 from syncline.task import Script, Task
@@ -42,7 +44,7 @@ from syncline.workers.stepper import Stepper
 from syncline.workers.torchrun import TorchrunScript
 from syncline.workers.train_state import load_model
 
-__all__ = ["describe_spread", "load_trained_model", "parameter_shapes", "run_worker"]
+__all__ = ["describe_spread", "load_trained_model", "parameter_shapes", "rebuild_model", "run_worker"]
 
 _SAMPLES_SHOWN = 8
 """How many of the samples in flight a failure report names."""
@@ -188,8 +190,13 @@ def load_trained_model(what: Task | Script, run_dir: RunDir) -> torch.nn.Module:
     if problems:
         warnings.warn(f"{' '.join(problems)} Using the checkpoint of step {found.step} instead.", stacklevel=3)
     train_source, _ = build_sources(what)
-    model = copy.deepcopy(build_model(what, train_source, seed=0))
-    load_model(model, CheckpointState.from_dict(state).model)
+    return rebuild_model(what, train_source, CheckpointState.from_dict(state).model)
+
+
+def rebuild_model(task: Task, train: Source, saved: Mapping[str, torch.Tensor]) -> torch.nn.Module:
+    """The model of a task with the weights of a checkpoint, in evaluation mode; the task is not changed."""
+    model = copy.deepcopy(build_model(task, train, seed=0))
+    load_model(model, saved)
     return model.eval()
 
 

@@ -188,8 +188,9 @@ def test_a_run_on_data_without_a_name_is_reported_why_it_cannot_be_asked(tmp_pat
         model="linear", data=(inputs, targets), workers=1, epochs=1, out=str(tmp_path), name="r", quiet=True
     )
     drawn("3").save(tmp_path / "three.png")
-    with pytest.raises(ConfigError, match="classifier"):
+    with pytest.raises(ConfigError) as refused:
         syncline.predict(result.run_dir, tmp_path / "three.png")
+    assert (refused.value.code, refused.value.facts["shape"]) == ("not-images", (4,))
 
 
 def test_a_run_on_what_are_no_images_is_reported_why_it_cannot_be_asked(tmp_path: Path) -> None:

@@ -34,12 +34,12 @@ _TEST_WORDS = ("test", "validation", "valid", "val", "eval")
 def scan(location: str, options: FileOptions) -> Manifest:
     """The manifest of the data at this location; DataError if it cannot be used."""
     store = Store(location, options.storage)
-    name, files = _of_one_format(store, options.format)
+    name, files = of_one_format(store, options.format)
     train, test_store = files, store
     test: list[str] = []
     if options.test is not None:
         test_store = Store(options.test, options.storage)
-        _, test = _of_one_format(test_store, name)
+        _, test = of_one_format(test_store, name)
     elif len(files) > 1:
         train, test = split(files, [store.relative(path) for path in files])
     found = Found(store, tuple(train), test_store, tuple(test))
@@ -68,7 +68,7 @@ def split(files: Sequence[str], relative: Sequence[str]) -> tuple[list[str], lis
     return list(files), []
 
 
-def _of_one_format(store: Store, wanted: str | None) -> tuple[str, list[str]]:
+def of_one_format(store: Store, wanted: str | None) -> tuple[str, list[str]]:
     """The format of the files at a location, and those that have it."""
     files = store.files()
     by_format = {

@@ -68,11 +68,16 @@ class FileSource:
         """How many groups are shuffled together."""
         return self._manifest.options.window
 
+    @property
+    def scale(self) -> tuple[float, float] | None:
+        """The (mean, std) that inputs which are bytes are scaled with."""
+        return self._manifest.options.scale if self._manifest.is_bytes else None
+
     def fetch(self, indices: Indices) -> tuple[torch.Tensor, ...]:
         """The samples at `indices`, ready for a model."""
         tensors = [torch.from_numpy(part) for part in self.raw(indices)]
-        if self._manifest.is_bytes:
-            mean, deviation = self._manifest.options.scale
+        if self.scale is not None:
+            mean, deviation = self.scale
             tensors[0] = tensors[0].float().mul_(1.0 / (255.0 * deviation)).sub_(mean / deviation)
         return tuple(tensors)
 

@@ -39,6 +39,7 @@ SUITES = {
     "tolerance": Entry("tolerance", "overhead of fault tolerance per step while nothing fails"),
     "allreduce": Entry("allreduce", "all-reduce on one host, beside gloo and copying memory"),
     "servers": Entry("servers", "parameter servers: round trips and updates per second, beside gloo"),
+    "serve": Entry("serve", "CPU time per request and rate of the server, beside ONNX Runtime alone", True),
     "engines": Entry("engines", "overhead per step of Ray and Spark, beside local processes", True),
     "memory": Entry("memory", "peak memory by batch size, beside a hand-written loop", True),
     "saving": Entry("saving", "checkpoints of a large model: memory beside a plain loop, time of a step", True),

@@ -77,7 +77,7 @@ class StackedAutoencoder(nn.Module):
             values = _linear(decoder, values, is_frozen)
             if number:  # and so is the output
                 values = torch.relu(values)
-        return values.view(len(x), *self.input_shape)
+        return values.view(-1, *self.input_shape)  # len(x) would fix the batch of an exported model
 
     def _layer_at(self, done: float) -> int:
         return min(int(done / self.pretrain * len(self.encoders) + _ROUNDING), len(self.encoders) - 1)

@@ -1,0 +1,9 @@
+"""Trained models outside of a run: exported files, scoring of many rows, and the server.
+
+ONNX Runtime 1.29 and later sends the names and hashes of models to its vendor unless this variable is set before it is
+imported. What a user trains is nobody else's business.
+"""
+
+import os
+
+os.environ.setdefault("ORT_DISABLE_TELEMETRY", "1")

@@ -1,0 +1,153 @@
+"""`Batcher`: runs queued requests of one model version, together where that is allowed, without waiting for more.
+
+While a batch runs, requests queue up; the next batch takes those that are there. A request alone runs at once. Short
+runs happen on the event loop itself, because handing one to a thread costs more than LeNet takes; longer ones on a
+thread, so that the loop stays responsive. Not here: whether batches are allowed (`tuning.py`), and versions
+(`registry.py`).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections import deque
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from syncline.serving.server.refusal import RequestRefused
+from syncline.serving.server.tuning import Tuned
+
+__all__ = ["Batcher", "Job", "take_batch"]
+
+ON_LOOP_S = 0.002
+"""Runs up to this long happen on the event loop."""
+
+Outputs = dict[str, np.ndarray]
+Done = Callable[[Outputs | BaseException], None]
+
+
+@dataclass(slots=True)
+class Job:
+    """One request's tensors, and who is told about the outputs."""
+
+    tensors: Mapping[str, np.ndarray]
+    rows: int
+    """The size of the batch dimension; 0 if it must run alone."""
+    shapes: tuple[tuple[int, ...], ...]
+    """The other dimensions of each input. Only requests with equal ones run together."""
+    done: Done
+    since_s: float = field(default_factory=time.monotonic)
+
+
+def take_batch(queue: deque[Job], max_rows: int) -> list[Job]:
+    """Remove from the queue the jobs that run next: its first, and those right behind it that fit.
+
+    Order is kept: a job is never overtaken, so none waits forever.
+    """
+    first = queue.popleft()
+    taken, rows = [first], first.rows
+    while queue and first.rows and queue[0].rows and queue[0].shapes == first.shapes:
+        if rows + queue[0].rows > max_rows:
+            break
+        taken.append(queue.popleft())
+        rows += taken[-1].rows
+    return taken
+
+
+class Batcher:
+    """The queue in front of one engine."""
+
+    def __init__(self, tuned: Tuned, loop: asyncio.AbstractEventLoop, thread: ThreadPoolExecutor) -> None:
+        self._tuned, self._loop, self._thread = tuned, loop, thread
+        self._queue: deque[Job] = deque()
+        self._is_running = False
+        self._names = tuned.engine.signature.output_names
+        self._inputs = tuple(tuned.engine.signature.by_name)
+        self._runs_on_loop = 0 < tuned.batch_s <= ON_LOOP_S
+        self.longest_wait_s = 0.0
+        """Jobs that waited longer are refused instead of run; 0 for no limit."""
+
+    def __len__(self) -> int:
+        return len(self._queue)
+
+    @property
+    def is_idle(self) -> bool:
+        return not self._queue and not self._is_running
+
+    def submit(self, tensors: Mapping[str, np.ndarray], done: Done) -> None:
+        """Queue a request; `done` is called on the loop with its outputs, or with what went wrong."""
+        self._queue.append(self._job(tensors, done))
+        if not self._is_running:
+            self._is_running = True
+            # At the end of this turn of the loop, so that requests which are already here run together.
+            self._loop.call_soon(self._run_next)
+
+    def _job(self, tensors: Mapping[str, np.ndarray], done: Done) -> Job:
+        if self._tuned.max_batch == 1:
+            return Job(tensors, 0, (), done)
+        shapes = [tensors[name].shape for name in self._inputs]
+        rows = {shape[0] for shape in shapes}
+        # Rows that differ between inputs are an error of this request alone, so that it must fail alone.
+        count = rows.pop() if len(rows) == 1 else 0
+        return Job(tensors, count, tuple(shape[1:] for shape in shapes), done)
+
+    def _run_next(self) -> None:
+        self._refuse_stale()
+        if not self._queue:
+            self._is_running = False
+            return
+        jobs = take_batch(self._queue, self._tuned.max_batch)
+        if self._runs_on_loop:
+            self._finish(jobs, run_together(self._tuned.engine.run, self._names, jobs))
+        else:
+            self._thread.submit(self._run_on_thread, jobs)
+
+    def _run_on_thread(self, jobs: list[Job]) -> None:
+        results = run_together(self._tuned.engine.run, self._names, jobs)
+        self._loop.call_soon_threadsafe(self._finish, jobs, results)
+
+    def _finish(self, jobs: list[Job], results: Sequence[Outputs | BaseException]) -> None:
+        for job, result in zip(jobs, results, strict=True):
+            job.done(result)
+        if self._queue:
+            self._loop.call_soon(self._run_next)
+        else:
+            self._is_running = False
+
+    def _refuse_stale(self) -> None:
+        oldest = time.monotonic() - self.longest_wait_s
+        while self.longest_wait_s and self._queue and self._queue[0].since_s < oldest:
+            self._queue.popleft().done(
+                RequestRefused("The request waited too long for its turn.", status=503, code="waited-too-long")
+            )
+
+
+def run_together(
+    run: Callable[[Mapping[str, np.ndarray]], list[np.ndarray]], names: Sequence[str], jobs: Sequence[Job]
+) -> Sequence[Outputs | BaseException]:
+    """The outputs of each job, or its own error: if a batch fails, each job runs alone."""
+    try:
+        if len(jobs) == 1:
+            return [dict(zip(names, run(jobs[0].tensors), strict=True))]
+        joined = {name: np.concatenate([job.tensors[name] for job in jobs]) for name in jobs[0].tensors}
+        return _split(run(joined), names, [job.rows for job in jobs])
+    except Exception as error:
+        if len(jobs) == 1:
+            return [error]
+        return [run_together(run, names, [job])[0] for job in jobs]
+
+
+def _split(outputs: Sequence[np.ndarray], names: Sequence[str], rows: Sequence[int]) -> list[Outputs]:
+    """The rows of each job, after a check that there are exactly as many as went in."""
+    total = sum(rows)
+    if any(len(output) != total for output in outputs):
+        raise ValueError(f"A batch of {total} rows gave outputs of {[len(output) for output in outputs]} rows.")
+    found: list[Outputs] = []
+    start = 0
+    for count in rows:
+        found.append({name: output[start : start + count] for name, output in zip(names, outputs, strict=True)})
+        start += count
+    return found
