@@ -32,6 +32,8 @@ from syncline.serving.metadata import open_session, read_metadata
 from syncline.serving.trained import of_run, of_task
 from syncline.workers.build import build_model, build_sources
 
+pytestmark = pytest.mark.xdist_group("export")  # one process, so that the tests share their exports
+
 EVERY = registry.names() if os.environ.get("SYNCLINE_TEST_EXPORTS") == "all" else ["mlp"]
 
 

@@ -21,6 +21,8 @@ import syncline
 from syncline.cli.main import app
 from syncline.errors import ConfigError, DataError, SynclineError, UnknownName
 
+pytestmark = pytest.mark.xdist_group("scoring")  # one process, so that the tests share a run
+
 ROWS, GROUP = 20_000, 400
 LIMIT_S = 60
 
