@@ -30,6 +30,15 @@ LOOKUP = "syncline-open-url"  # a name lookup cannot be canceled; its thread is 
 SHARED_DATA = Path(__file__).parents[2] / "shared" / "data"
 
 
+@pytest.hookimpl(trylast=True)
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Fail if tests that share a cluster would run in two processes: pytest-xdist 3.8 cannot group with pytest 9.2."""
+    if getattr(config.option, "loadgroup", False):
+        grouped = [item for item in items if item.get_closest_marker("xdist_group")]
+        if any("@" not in item.nodeid for item in grouped):
+            raise pytest.UsageError("pytest-xdist does not group tests with this pytest; install what is pinned.")
+
+
 @pytest.fixture(scope="session", autouse=True)
 def _take_ctrl_c() -> None:
     """Shells start background jobs with SIGINT ignored, and children inherit that; these tests send SIGINT."""
