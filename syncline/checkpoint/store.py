@@ -57,7 +57,7 @@ class Checkpoint:
 
 
 @dataclass(frozen=True)
-class Staged:
+class StagedFile:
     """A state that is written completely, but is not a checkpoint yet."""
 
     temporary: Path
@@ -77,7 +77,7 @@ def save(folder: Path, step: int, state: dict[str, Any], *, keep: int) -> Checkp
     return commit(stage(folder, step, state), keep=keep)
 
 
-def stage(folder: Path, step: int, state: dict[str, Any]) -> Staged:
+def stage(folder: Path, step: int, state: dict[str, Any]) -> StagedFile:
     """Write `state` to a temporary file, each tensor straight from its memory; it may change when this returns.
 
     It may lie in the system's cache then, in part or as a whole, and not be on disk.
@@ -94,11 +94,11 @@ def stage(folder: Path, step: int, state: dict[str, Any]) -> Staged:
         except BaseException:
             temporary.unlink(missing_ok=True)
             raise
-    return Staged(temporary, path, step, size_bytes, str(state.get("run_id", "")))
+    return StagedFile(temporary, path, step, size_bytes, str(state.get("run_id", "")))
 
 
 def commit(
-    staged: Staged, *, keep: int, digest: Callable[[BinaryIO], str] = lambda file: sha256_of(file)
+    staged: StagedFile, *, keep: int, digest: Callable[[BinaryIO], str] = lambda file: sha256_of(file)
 ) -> Checkpoint:
     """Make a staged state the checkpoint of its step, then remove all but the newest `keep`."""
     path, step = staged.path, staged.step

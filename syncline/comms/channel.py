@@ -1,7 +1,8 @@
 """One-way channels between two processes of a host, through memory that both map.
 
-Here: `Channel`: tensors sent through a ring of slots. The sender does not wait for the receiver until all slots are
-full; a message larger than a slot is sent in pieces. Unlike at a barrier (`barrier.py`), only two processes take part.
+Here: `TensorChannel`: tensors sent through a ring of slots. The sender does not wait for the receiver until all slots
+are full; a message larger than a slot is sent in pieces. Unlike at a barrier (`barrier.py`), only two processes take
+part.
 Not here: the memory (`SharedMemory.open_channels`), and what is sent (`layouts/stage_runner.py`).
 
 Each side owns one 32-bit counter on its own cache line: how many slots it has written, or read. Other x86 cores see one
@@ -32,7 +33,7 @@ class _Header(msgspec.Struct, array_like=True):
     tensors: list[tuple[str, list[int], bool] | None]
 
 
-class Channel:
+class TensorChannel:
     """One side of a channel in `memory`, which begins zeroed; `peer` is the other side's rank, for errors."""
 
     def __init__(

@@ -24,7 +24,7 @@ from collections.abc import Callable, Mapping, Sequence
 import torch
 
 from syncline.comms.barrier import LINE_BYTES, ChildBarrier, SharedBarrier
-from syncline.comms.channel import Channel
+from syncline.comms.channel import TensorChannel
 from syncline.comms.collective import Collective, Solo, check_mixing, mixed, takers
 from syncline.comms.overlapped_sum import OverlappedSum, add_up
 from syncline.comms.segment import STAGE_BYTES, ControlLayout, Segment
@@ -121,13 +121,13 @@ class SharedMemory:
 
     def open_channels(
         self, routes: Sequence[tuple[int, int]], *, slots: int, slot_bytes: int
-    ) -> dict[tuple[int, int], Channel]:
+    ) -> dict[tuple[int, int], TensorChannel]:
         """This rank's channels among those from one rank to another; all ranks call this together."""
         slot_bytes = -(-slot_bytes // LINE_BYTES) * LINE_BYTES
-        size = Channel.bytes_needed(slots, slot_bytes)
+        size = TensorChannel.bytes_needed(slots, slot_bytes)
         memory = memoryview(self._tensors.map_segment(max(1, len(routes)) * size))
         return {
-            (source, target): Channel(
+            (source, target): TensorChannel(
                 memory[number * size : (number + 1) * size],
                 is_sender=source == self.rank,
                 slots=slots,

@@ -70,17 +70,17 @@ class _Segments(nn.Sequential):
             input = segment(input)
         return input
 
-    def _parts(self) -> tuple[Segment, ...]:
+    def _parts(self) -> tuple[RecomputedSegment, ...]:
         """The segments. They are made once, and are not among the children: the layers keep their names."""
-        made: tuple[Segment, ...] | None = vars(self).get("_made_parts")
+        made: tuple[RecomputedSegment, ...] | None = vars(self).get("_made_parts")
         layers = list(self)
         if made is None or [layer for part in made for layer in part.layers] != layers:
-            made = tuple(Segment(self, layers[low:high]) for low, high in _segments(layers))
+            made = tuple(RecomputedSegment(self, layers[low:high]) for low, high in _segments(layers))
             vars(self)["_made_parts"] = made
         return made
 
 
-class Segment(nn.Module):
+class RecomputedSegment(nn.Module):
     """Some layers of a chain. It has parameters and buffers of the chain, and none of its own."""
 
     def __init__(self, chain: nn.Module, layers: list[nn.Module]) -> None:
@@ -94,7 +94,7 @@ class Segment(nn.Module):
 
 def is_recomputed(module: nn.Module) -> bool:
     """Whether the module keeps only its input."""
-    return isinstance(module, (_Recomputing, Segment))
+    return isinstance(module, (_Recomputing, RecomputedSegment))
 
 
 def _recomputed(block: nn.Module, forward: Callable[..., Any], *inputs: Any, **options: Any) -> Any:

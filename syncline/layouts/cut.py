@@ -59,7 +59,7 @@ class UnitCost:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Link:
+class StageLink:
     """How fast tensors get from one worker to the next. The defaults are those of shared memory."""
 
     bytes_per_s: float = 5e9
@@ -71,7 +71,7 @@ class Link:
 
 
 @dataclass(frozen=True)
-class Cut:
+class StageCut:
     """Stages of consecutive units, and what is predicted of them."""
 
     edges: tuple[int, ...]
@@ -142,15 +142,15 @@ def best_cut(
     speeds: Sequence[float] = (),
     memory_limit: int | None = None,
     micro_batches: int,
-    link: Link | None = None,
+    link: StageLink | None = None,
     optimizer_state: float = 2.0,
-) -> Cut:
+) -> StageCut:
     """The cut with the shortest predicted step.
 
     `speeds` are those of the workers, stage by stage. `memory_limit` is in bytes per worker. `optimizer_state` is the
     size of the optimizer's state relative to the parameters: 2 for Adam, 1 for momentum.
     """
-    predicted = _Prediction(costs, stages, speeds, micro_batches, link or Link(), optimizer_state)
+    predicted = _Prediction(costs, stages, speeds, micro_batches, link or StageLink(), optimizer_state)
     limit = math.inf if memory_limit is None else memory_limit
     # A search that keeps a few paths per unit gives a bound, with which the exact search leaves out most paths.
     rough = _search(predicted, limit, math.inf, width=4)
@@ -166,11 +166,11 @@ def cut_evenly(
     *,
     speeds: Sequence[float] = (),
     micro_batches: int,
-    link: Link | None = None,
+    link: StageLink | None = None,
     optimizer_state: float = 2.0,
-) -> Cut:
+) -> StageCut:
     """Stages of equally many units, to compare with."""
-    predicted = _Prediction(costs, stages, speeds, micro_batches, link or Link(), optimizer_state)
+    predicted = _Prediction(costs, stages, speeds, micro_batches, link or StageLink(), optimizer_state)
     return predicted.cut((0, *(high for _, high in split(len(costs), stages))))
 
 
@@ -180,9 +180,9 @@ def cut_at(
     *,
     speeds: Sequence[float] = (),
     micro_batches: int,
-    link: Link | None = None,
+    link: StageLink | None = None,
     optimizer_state: float = 2.0,
-) -> Cut:
+) -> StageCut:
     """The cut whose stages, but the first, begin with the units of these names: "h.3,h.6".
 
     The end of a name is enough, if no other unit's name ends with it.
@@ -196,7 +196,7 @@ def cut_at(
                 "the first unit of each stage but the first, in the order of the model.",
                 code="layout", layout="pipeline", reason="cut-order", name=name,
             )  # fmt: skip
-    predicted = _Prediction(costs, len(edges) - 1, speeds, micro_batches, link or Link(), optimizer_state)
+    predicted = _Prediction(costs, len(edges) - 1, speeds, micro_batches, link or StageLink(), optimizer_state)
     return predicted.cut(edges)
 
 
@@ -248,7 +248,7 @@ class _Prediction:
         stages: int,
         speeds: Sequence[float],
         micro_batches: int,
-        link: Link,
+        link: StageLink,
         optimizer_state: float,
     ) -> None:
         check_stage_count(stages, len(costs))
@@ -304,10 +304,10 @@ class _Prediction:
             sent = cost.sent_bytes * cost.samples
             yield math.ceil(held + in_flight * (saved + max(sum(kept.values()), sent)))
 
-    def cut(self, edges: Sequence[int]) -> Cut:
+    def cut(self, edges: Sequence[int]) -> StageCut:
         """What is predicted of a cut."""
         stages = list(enumerate(itertools.pairwise(edges)))
-        return Cut(
+        return StageCut(
             tuple(edges),
             tuple(cost.name for cost in self.costs),
             tuple(self.time(stage, low, high) for stage, (low, high) in stages),

@@ -1,10 +1,10 @@
 """Which place each worker of a run has, when a replica of the model is spread over several workers.
 
-Here: `Grid`, pure. A *replica* is one copy of the model. Its workers differ in up to three ways: the *shard* of the
-replica's samples that they compute, the pipeline *stage* whose layers they hold, and the *slice* of each layer. Workers
-with the same samples are a *team*: they compute one share of a step together. Workers with the same stage and slice are
-a *lane*: they hold the same part of the model, and sum its gradients. Not here: what a place means for a step
-(`shared_model.py`, `stage_runner.py`).
+Here: `Grid` and `Placement`, pure. A *replica* is one copy of the model. Its workers differ in up to three ways: the
+*shard* of the replica's samples that they compute, the pipeline *stage* whose layers they hold, and the *slice* of each
+layer. Workers with the same samples are a *team*: they compute one share of a step together. Workers with the same
+stage and slice are a *lane*: they hold the same part of the model, and sum its gradients. Not here: what a place means
+for a step (`shared_model.py`, `stage_runner.py`).
 """
 
 from __future__ import annotations
@@ -76,6 +76,25 @@ class Grid:
     def of_loss(self, rank: int) -> bool:
         """Whether `rank` reports the loss of its share: the first slice of the last stage."""
         return rank < self.workers and rank % self.per_team == (self.stages - 1) * self.slices
+
+
+@dataclass(frozen=True)
+class Placement:
+    """The place of the worker at `rank`; `members` are the workers' ids, in the order of the ranks."""
+
+    grid: Grid
+    rank: int
+    members: tuple[int, ...]
+
+    @property
+    def share(self) -> int | None:
+        """Which share of each step it computes; None if it is spare. Workers of a team have the same."""
+        return self.grid.share(self.rank)
+
+    @property
+    def holders(self) -> list[int]:
+        """Of each share, the worker_id that records its samples."""
+        return [self.members[rank] for rank in self.grid.holders()]
 
 
 def fitted(workers: int, *, shards: int | None, stages: int, slices: int) -> Grid:

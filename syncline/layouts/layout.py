@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Any
 
 from syncline.errors import ConfigError, UnknownName
 from syncline.layouts.grid import Grid, fitted
-from syncline.layouts.part import Part, invalid
+from syncline.layouts.part import LayoutPart, invalid
 from syncline.layouts.pipeline import Pipeline
 from syncline.layouts.sharded import Sharded
 from syncline.layouts.tensor import Tensor
@@ -31,14 +31,14 @@ if TYPE_CHECKING:
     import torch
 
     from syncline.layouts.shared_model import SharedModelExchange
-    from syncline.layouts.spread import Spread
+    from syncline.layouts.spread import ModelSpread
     from syncline.strategies.exchange import Exchange, Replica
 
 _PART = re.compile(r"(?P<name>[\w-]+)\s*(\((?P<arguments>[^()]*)\))?")
 _TIMES = re.compile(r"(?<=[\s)])(?:x|\*|×)(?=\s)|\*|×")
 
 REPLICATED = "replicated"
-PARTS: Mapping[str, type[Part]] = {part.name: part for part in (Pipeline, Tensor, Sharded)}
+PARTS: Mapping[str, type[LayoutPart]] = {part.name: part for part in (Pipeline, Tensor, Sharded)}
 LAYOUTS = (REPLICATED, *PARTS)
 
 
@@ -51,7 +51,7 @@ class Layout:
     sharded: Sharded | None = None
 
     @classmethod
-    def of(cls, *parts: Part) -> Layout:
+    def of(cls, *parts: LayoutPart) -> Layout:
         """The product of the parts, in any order."""
         names = [part.name for part in parts]
         for part in parts:
@@ -60,13 +60,13 @@ class Layout:
         return cls(**{part.name: part for part in parts})  # type: ignore[arg-type]
 
     @property
-    def parts(self) -> tuple[Part, ...]:
+    def parts(self) -> tuple[LayoutPart, ...]:
         return tuple(part for part in (self.pipeline, self.tensor, self.sharded) if part is not None)
 
     def __str__(self) -> str:
         return " x ".join(str(part) for part in self.parts) or REPLICATED
 
-    def __mul__(self, other: Part | Layout) -> Layout:
+    def __mul__(self, other: LayoutPart | Layout) -> Layout:
         return Layout.of(*self.parts, *(other.parts if isinstance(other, Layout) else (other,)))
 
     @property
@@ -143,7 +143,7 @@ class Layout:
             lines.insert(0, f"{grid.replicas} replicas of {grid.per_replica} workers each.")
         return lines
 
-    def exchange(self, replica: Replica, method: Method, spread: Spread | None) -> Exchange:
+    def exchange(self, replica: Replica, method: Method, spread: ModelSpread | None) -> Exchange:
         """What a worker does in each step; where each holds the whole model, what the strategy says."""
         if spread is None:
             return method.exchange(replica)
@@ -189,7 +189,7 @@ def read_layout(text: str) -> Layout:
     return Layout.of(*(part for part in parts if part is not None))
 
 
-def _read_part(text: str) -> Part | None:
+def _read_part(text: str) -> LayoutPart | None:
     """A part of a product; None for `replicated`."""
     found = _PART.fullmatch(text)
     name = found["name"] if found is not None else text
@@ -203,7 +203,7 @@ def _read_part(text: str) -> Part | None:
     return PARTS[name](**_read_arguments(PARTS[name], arguments or ""))
 
 
-def _read_arguments(part: type[Part], text: str) -> dict[str, Any]:
+def _read_arguments(part: type[LayoutPart], text: str) -> dict[str, Any]:
     """The arguments of a part; the first may be without its name."""
     read: dict[str, Any] = {}
     known = [field.name for field in fields(part)]

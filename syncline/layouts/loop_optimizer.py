@@ -40,7 +40,7 @@ State = dict[str, Any]
 
 
 @dataclass
-class _Part:
+class _LoopPart:
     """What the optimizer holds as a parameter: a piece of one, or a stand-in for one of which this worker has none."""
 
     parameter: nn.Parameter
@@ -53,8 +53,8 @@ class _Part:
     """Where it is in its parameter; a stand-in is nowhere."""
 
 
-class _Chunk(NamedTuple):
-    parts: list[_Part]
+class _LoopChunk(NamedTuple):
+    parts: list[_LoopPart]
     changed: list[torch.Tensor]
     """What an update of the chunk changes."""
     log: list[torch.Tensor]
@@ -70,7 +70,7 @@ class _Remembered(NamedTuple):
     """Of the parameter as a whole."""
 
 
-class Offer(msgspec.Struct, frozen=True):
+class OptimizerOffer(msgspec.Struct, frozen=True):
     """What a worker's optimizer has, when all begin."""
 
     is_complete: bool
@@ -79,7 +79,7 @@ class Offer(msgspec.Struct, frozen=True):
     """What it remembers of each number."""
 
     @classmethod
-    def of(cls, optimizer: torch.optim.Optimizer, parameters: Sequence[torch.Tensor]) -> Offer:
+    def of(cls, optimizer: torch.optim.Optimizer, parameters: Sequence[torch.Tensor]) -> OptimizerOffer:
         held = {id(p) for group in optimizer.param_groups for p in group["params"]}
         return cls(all(id(p) in held for p in parameters), _table_names(optimizer, parameters[0].dtype))
 
@@ -103,7 +103,7 @@ class LoopOptimizer:
         *,
         rank: int,
         size: int,
-        offers: Sequence[Offer],
+        offers: Sequence[OptimizerOffer],
         allocate: Allocate,
     ) -> None:
         """All workers hold the same state, and call this together; the first that has all of it fills the tables."""
@@ -184,7 +184,7 @@ class LoopOptimizer:
         """The parameters with a gradient, each with its history."""
         return {number: h for number, h in self._history.items() if self._parameters[number].grad is not None}
 
-    def _update_chunks(self, rank: int, chunks: Sequence[_Chunk], present: dict[int, int]) -> None:
+    def _update_chunks(self, rank: int, chunks: Sequence[_LoopChunk], present: dict[int, int]) -> None:
         done, saved = (int(n) for n in self._progress[rank])
         for number, chunk in enumerate(chunks):
             if number < done:
@@ -197,7 +197,7 @@ class LoopOptimizer:
             self._step([part for part in chunk.parts if part.number in present])
             self._progress[rank, _DONE] = number + 1
 
-    def _step(self, parts: Sequence[_Part]) -> None:
+    def _step(self, parts: Sequence[_LoopPart]) -> None:
         """Step while the optimizer holds these parts."""
         if not parts:
             return
@@ -215,14 +215,14 @@ class LoopOptimizer:
         finally:
             optimizer.param_groups, optimizer.state = groups, states
 
-    def _gradient(self, part: _Part) -> torch.Tensor:
+    def _gradient(self, part: _LoopPart) -> torch.Tensor:
         if part.place is None:
             return torch.zeros_like(part.parameter)
         return in_memory_order(self._parameters[part.number])[part.place]
 
     def _count(self, present: dict[int, int]) -> None:
         """After the update: show in the script's optimizer what it remembers of whole parameters."""
-        updated: dict[int, _Part] = {}
+        updated: dict[int, _LoopPart] = {}
         for chunk in self._own:
             for part in chunk.parts:
                 if part.number in present:
@@ -250,11 +250,11 @@ class LoopOptimizer:
             else:
                 shown[name] = copy.deepcopy(value)  # each parameter counts by itself
 
-    def _stand_in(self, number: int, remembered: _Remembered) -> _Part:
+    def _stand_in(self, number: int, remembered: _Remembered) -> _LoopPart:
         """One number with a gradient of zero, of which the optimizer remembers as much as of a parameter."""
         tables = {name: torch.zeros(1, dtype=table.dtype) for name, table in self._tables.items()}
         parameter = nn.Parameter(torch.zeros(1, dtype=self._memory.dtype))
-        return _Part(parameter, number, tables, _state_of(tables, remembered))
+        return _LoopPart(parameter, number, tables, _state_of(tables, remembered))
 
     # What the optimizer remembers
 
@@ -286,7 +286,7 @@ class LoopOptimizer:
             if any(isinstance(s.get(name), torch.Tensor) and s[name].dim() for s in states):
                 raise _of_other_kind(name)
 
-    def _chunks(self, rank: int, remembered: Callable[[int], _Remembered]) -> list[_Chunk]:
+    def _chunks(self, rank: int, remembered: Callable[[int], _Remembered]) -> list[_LoopChunk]:
         """What a worker updates, with what the optimizer remembers of each parameter."""
         vectors = [self._memory, *self._tables.values()]
         rows = self._log.view(-1, len(vectors), self._row)[rank]
@@ -297,22 +297,22 @@ class LoopOptimizer:
             sizes = [piece.high - piece.low for piece in pieces]
             changed = [vector[piece.low : piece.high] for vector in vectors for piece in pieces]
             logs = [torch.split(row[: sum(sizes)], sizes) for row in rows]
-            chunks.append(_Chunk(parts, changed, [part for log in logs for part in log]))
+            chunks.append(_LoopChunk(parts, changed, [part for log in logs for part in log]))
         return chunks
 
-    def _part(self, piece: Piece, remembered: _Remembered) -> _Part:
+    def _part(self, piece: Piece, remembered: _Remembered) -> _LoopPart:
         number, low, high, _ = piece
         start = self._starts[number]
         tables = {name: table[low:high] for name, table in self._tables.items()}
         state = _state_of(tables, remembered)
-        return _Part(nn.Parameter(self._memory[low:high]), number, tables, state, slice(low - start, high - start))
+        return _LoopPart(nn.Parameter(self._memory[low:high]), number, tables, state, slice(low - start, high - start))
 
 
 def _state_of(tables: dict[str, torch.Tensor], remembered: _Remembered) -> State:
     return {**{name: tables[name] for name in remembered.tables}, **copy.deepcopy(remembered.values)}
 
 
-def _in_tables(part: _Part, state: State) -> State:
+def _in_tables(part: _LoopPart, state: State) -> State:
     """Move what the optimizer has made anew, in the first update of a parameter or in each, to the tables."""
     for name, value in state.items():
         own = part.tables.get(name)

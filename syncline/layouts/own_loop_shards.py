@@ -26,7 +26,7 @@ from torch import nn
 
 from syncline.comms.collective import Collective
 from syncline.comms.shared_tensors import SharedMemoryFull
-from syncline.layouts.loop_optimizer import LoopOptimizer, Offer, check_optimizer, refusal
+from syncline.layouts.loop_optimizer import LoopOptimizer, OptimizerOffer, check_optimizer, refusal
 from syncline.strategies.exchange import LocalExchange, Replica
 from syncline.strategies.flat import FlatParameters, views_of
 from syncline.strategies.method import Method
@@ -78,9 +78,9 @@ class OwnLoopShards(LocalExchange):
                 # By `data`, whose version is its own: another optimizer's exchange may watch that of the parameter.
                 self.replica.collective.broadcast_(tensor.data)
 
-    def _gather_offers(self) -> list[Offer]:
-        mine = msgspec.msgpack.encode(Offer.of(self.replica.optimizer, self._parameters))
-        return [msgspec.msgpack.decode(part, type=Offer) for part in self.replica.collective.all_gather(mine)]
+    def _gather_offers(self) -> list[OptimizerOffer]:
+        mine = msgspec.msgpack.encode(OptimizerOffer.of(self.replica.optimizer, self._parameters))
+        return [msgspec.msgpack.decode(part, type=OptimizerOffer) for part in self.replica.collective.all_gather(mine)]
 
     def _allocate(self, numel: int, dtype: torch.dtype) -> torch.Tensor:
         self._shared_bytes += numel * dtype.itemsize

@@ -1,4 +1,4 @@
-"""What a layout is made of: `Part`, one way of spreading a replica over workers.
+"""What a layout is made of: `LayoutPart`, one way of spreading a replica over workers.
 
 Here: what each part declares, and how its arguments are checked. Free of torch: the planner reads layouts before any
 process starts. Not here: the parts (`sharded.py`, `pipeline.py`, `tensor.py`), and their products (`layout.py`).
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True)
-class Part:
+class LayoutPart:
     """One way of spreading a replica over `n` workers."""
 
     name: ClassVar[str]
@@ -34,7 +34,7 @@ class Part:
         ]
         return f"{self.name}({', '.join(given)})" if given else self.name
 
-    def __mul__(self, other: Part | Layout) -> Layout:
+    def __mul__(self, other: LayoutPart | Layout) -> Layout:
         from syncline.layouts.layout import Layout
 
         return Layout.of(self, *(other.parts if isinstance(other, Layout) else (other,)))

@@ -14,7 +14,7 @@ from typing import ClassVar
 
 from syncline.errors import UnknownName
 from syncline.layouts.grid import Grid
-from syncline.layouts.part import Part, invalid
+from syncline.layouts.part import LayoutPart, invalid
 from syncline.layouts.schedule import SCHEDULES, bubble
 
 __all__ = ["Pipeline"]
@@ -24,7 +24,7 @@ _PER_STAGE = 4
 
 
 @dataclass(frozen=True)
-class Pipeline(Part):
+class Pipeline(LayoutPart):
     """n workers compute a replica's layers one after another, several micro-batches at a time."""
 
     name: ClassVar[str] = "pipeline"

@@ -12,13 +12,13 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from syncline.layouts.grid import Grid
-from syncline.layouts.part import Part
+from syncline.layouts.part import LayoutPart
 
 __all__ = ["Sharded"]
 
 
 @dataclass(frozen=True)
-class Sharded(Part):
+class Sharded(LayoutPart):
     """n workers hold one replica together, each an equal part of parameters, gradients and optimizer state."""
 
     name: ClassVar[str] = "sharded"

@@ -22,17 +22,19 @@ from contextlib import ExitStack, contextmanager
 from typing import TYPE_CHECKING
 
 import torch
-from torch import nn
 
 from syncline.comms.collective import Collective
 from syncline.comms.shared_tensors import SharedMemoryFull
 from syncline.errors import ConfigError
 from syncline.layouts.buffer_board import BufferBoard
+from syncline.layouts.commit_journal import CommitJournal
 from syncline.layouts.divided_model import TensorSplit
 from syncline.layouts.gradient_rounds import GradientRounds
+from syncline.layouts.groups import groups_of
 from syncline.layouts.optimizer_shards import OptimizerShards
-from syncline.layouts.shards import pieces_by_rank, rounds_of, sizes_of, whole_leaves
-from syncline.layouts.spread import Spread
+from syncline.layouts.shards import pieces_by_rank, rounds_of, sizes_of
+from syncline.layouts.slice_gradients import SliceGradients
+from syncline.layouts.spread import ModelSpread
 from syncline.layouts.tied import TiedGradients
 from syncline.strategies.exchange import REQUESTS, LocalExchange, Replica
 from syncline.strategies.flat import FlatParameters
@@ -43,18 +45,15 @@ if TYPE_CHECKING:
 
 _ROUND_NUMBERS = 512 * 1024
 """How many numbers are summed at a time."""
-_STEP, _UPDATES = 0, 1
-"""Columns of the journal: the step that a worker has committed to, and whether it updates in it."""
 
 
 class SharedModelExchange(LocalExchange):
     """An `Exchange`: sum gradients round by round, update one's own part of the shared parameters."""
 
-    def __init__(self, replica: Replica, method: Method, layout: Layout, spread: Spread) -> None:
+    def __init__(self, replica: Replica, method: Method, layout: Layout, spread: ModelSpread) -> None:
         super().__init__(replica, method)
         self._layout, self._spread, self._grid, self._cell = layout, spread, spread.grid, spread.cell
         self._flat = FlatParameters(replica.gradients.parameters, what=f"--layout {layout}")
-        self._whole = whole_leaves([p.numel() for p in self._flat.parameters])
         self._lanes = spread.lanes(self._flat.parameters)
         self._step = replica.step
         self._shared_bytes = 0
@@ -68,28 +67,16 @@ class SharedModelExchange(LocalExchange):
     def begin(self) -> None:
         """Move the parameters of rank 0 into shared memory, and the optimizers onto pieces of them."""
         replica, collective, grid = self.replica, self.replica.collective, self._grid
-        for buffer in replica.model.buffers():
-            collective.broadcast_(buffer.detach())
-        self._inside, self._lane, self._team = self._groups(collective)
+        given = replica.model.parameters() if grid.replicas > 1 else ()  # otherwise rank 0 puts its own into memory
+        for tensor in (*given, *replica.model.buffers()):
+            collective.broadcast_(tensor.detach())
+        self._inside, self._lane, self._team = groups_of(collective, grid)
+        for each in {id(g): g for g in (self._inside, self._lane, self._team) if g is not collective}.values():
+            replica.log.count_bytes(lambda each=each: each.bytes_sent)  # type: ignore[misc]  # bound now
         if self._cell is not None:
             self._hold()
         if grid.workers < collective.size:
             collective.barrier()
-
-    def _groups(self, collective: Collective) -> tuple[Collective, Collective, Collective]:
-        """This worker's replica, its lane and its team; spare workers are among themselves."""
-        grid, rank, cell = self._grid, collective.rank, self._cell
-
-        def group(place: int | None, count: int) -> Collective:
-            is_all = count == 1 and grid.workers == collective.size
-            return collective if is_all else collective.split(count if place is None else place)
-
-        replica = None if cell is None else cell.replica
-        inside = group(replica, grid.replicas)
-        lane, team = group(grid.lane(rank), grid.per_team), group(grid.share(rank), grid.shares)
-        for each in {id(g): g for g in (inside, lane, team) if g is not collective}.values():
-            self.replica.log.count_bytes(lambda each=each: each.bytes_sent)  # type: ignore[misc]  # bound now
-        return inside, lane, team
 
     def _hold(self) -> None:
         """Put this worker's replica into memory that its workers share."""
@@ -97,9 +84,9 @@ class SharedModelExchange(LocalExchange):
         assert self._cell is not None, "a spare worker holds nothing"
         numel, dtype, size = self._flat.numel, self._flat.dtype, self._inside.size
         memory, gradients = self._allocate(numel, dtype), self._allocate(numel, dtype)
-        self._journal = self._allocate(2 * size, torch.int64).view(-1, 2).numpy()
+        rows = self._allocate(CommitJournal.numbers_needed(size), torch.int64)
+        self._journal = CommitJournal(rows, self._inside.rank, self._step)
         self._norms = self._allocate(size, torch.float64)
-        self._journal[self._inside.rank] = (self._step, 0)
         if self._inside.rank == 0:
             self._flat.read(memory)
         self._optimizer = OptimizerShards(
@@ -136,10 +123,8 @@ class SharedModelExchange(LocalExchange):
             staging = self._lane.allocate_shared(2 * lanes * longest, self._flat.dtype).view(2, lanes, longest)
         parameters = [self._flat.parameters[leaf.parameter] for leaf in leaves]
         if self._spread.split is not None:
-            # Slices of parameters are parameters of their own here; their gradients are set before they are summed.
-            self._slices = list(zip(leaves, parameters, strict=True))
-            parameters = [nn.Parameter(memory[leaf.low : leaf.high]) for leaf in leaves]
-            self._carriers = parameters
+            self._slices = SliceGradients(leaves, self._flat.parameters, memory)
+            parameters = self._slices.parameters
         return GradientRounds(
             parameters,
             rounds,
@@ -161,16 +146,6 @@ class SharedModelExchange(LocalExchange):
         self._divided = divided
         self._begun.callback(divided.close)
         self.replica.log.count_bytes(lambda: divided.bytes_sent)
-
-    def _gather_slices(self) -> None:
-        """Give the gradients of this worker's slices to those who sum them."""
-        if self._divided is None:
-            return
-        starts = {id(p): low for p, (_, low, _) in zip(self._flat.parameters, self._whole, strict=True)}
-        for carrier, (leaf, p) in zip(self._carriers, self._slices, strict=True):
-            start = starts[id(p)]
-            carrier.grad = self._divided.gradient_of(p, leaf.low - start, leaf.high - start)
-        self._divided.zero_gradients()
 
     def _open_stages(self) -> None:
         spread, cell = self._spread, self._cell
@@ -210,7 +185,8 @@ class SharedModelExchange(LocalExchange):
         collective, clip_norm = self.replica.collective, self.replica.clip_norm
         if self._cell is not None:
             self._tied.gather()
-            self._gather_slices()
+            if self._divided is not None:
+                self._slices.take(self._divided)
             self._gradients.finish(weight)
             self._optimizer.begin_update(self._step + 1)
             if self._board is not None:
@@ -243,21 +219,15 @@ class SharedModelExchange(LocalExchange):
 
     def update(self) -> None:
         if self._cell is not None:
-            self._note(updates=True)
+            self._journal.note(self._step + 1, updates=True)
             self._optimizer.update()
 
     def after_update(self, weight: float) -> bool:
         del weight
         if self._cell is not None:
-            self._note(updates=bool(self._journal[self._inside.rank, _STEP] > self._step))
+            self._journal.note(self._step + 1, updates=self._journal.own_step > self._step)
         self._step += 1
         return False
-
-    def _note(self, *, updates: bool) -> None:
-        """Note where all workers of the replica see it that the step counts."""
-        row = self._journal[self._inside.rank]
-        row[_UPDATES] = updates
-        row[_STEP] = self._step + 1
 
     def before_forward(self) -> None:
         """Wait until all workers of the replica have updated their parts."""
@@ -288,7 +258,7 @@ class SharedModelExchange(LocalExchange):
 
     def committed_steps(self) -> dict[int, int] | None:
         """All workers, dead ones included, have done the steps that any of them has committed to."""
-        step = int(self._journal[:, _STEP].max())
+        step = self._journal.last_step
         if not self._optimizer.is_recoverable and step > self.replica.step:
             return None
         return dict.fromkeys(range(self._grid.shares), step)
@@ -300,9 +270,8 @@ class SharedModelExchange(LocalExchange):
         """
         assert self._cell is not None, "a spare worker does not survive: it holds nothing"
         replicas = [int(data) for data in survivors.all_gather(b"%d" % self._cell.replica)]
-        step = int(self._journal[:, _STEP].max())
-        is_update = any(row[_STEP] == step and row[_UPDATES] for row in self._journal)
-        if replicas.index(self._cell.replica) == survivors.rank and step > self.replica.step and is_update:
+        step, is_first = self._journal.last_step, replicas.index(self._cell.replica) == survivors.rank
+        if is_first and step > self.replica.step and self._journal.is_update:
             for rank in self._optimizer.ranks_to_complete(step):
                 self._optimizer.complete(rank)
         if self._board is not None:

@@ -1,7 +1,7 @@
 """How the model is spread over the workers of one View.
 
-Here: `Spread`: what each lane of the grid computes gradients for, and what this worker computes. It is made before the
-model moves to shared memory, and is the same on all workers but for the rank. Not here: the memory and the update
+Here: `ModelSpread`: what each lane of the grid computes gradients for, and what this worker computes. It is made before
+the model moves to shared memory, and is the same on all workers but for the rank. Not here: the memory and the update
 (`shared_model.py`), and where a model is cut (`cut.py`).
 """
 
@@ -21,7 +21,7 @@ from syncline.layouts.tensor_split import Split, row_pieces
 
 
 @dataclass
-class Spread:
+class ModelSpread:
     """The places of all workers, and what the one at `rank` holds."""
 
     grid: Grid

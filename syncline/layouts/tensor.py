@@ -12,13 +12,13 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from syncline.layouts.grid import Grid
-from syncline.layouts.part import Part, invalid
+from syncline.layouts.part import LayoutPart, invalid
 
 __all__ = ["Tensor"]
 
 
 @dataclass(frozen=True)
-class Tensor(Part):
+class Tensor(LayoutPart):
     """n workers compute each large layer of a replica together."""
 
     name: ClassVar[str] = "tensor"

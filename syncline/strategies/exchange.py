@@ -115,7 +115,27 @@ class Replica:
     """Whether all workers hold the same parameters and buffers already, so that none are broadcast."""
 
 
-class Exchange(Protocol):
+class LoopUpdate(Protocol):
+    """The moments around an update in a user's own loop, for layouts that divide it among the workers."""
+
+    def begin_update(self) -> None:
+        """Before an update in a user's own loop: from here on it counts. If it raises, nothing has changed."""
+
+    def end_update(self) -> None:
+        """After an update in a user's own loop, which counts, even if this raises `PeerFailed`."""
+
+    @property
+    def is_complete(self) -> bool:
+        """Whether what this worker holds has all of the last update; a failed worker may have had a part of it."""
+
+    def finish_updates(self, survivors: Collective) -> None:
+        """A worker has failed: make its part of an update that counts, so that the survivors' replicas are equal.
+
+        All survivors call this, with a collective of their own, where recovery is "equal" in a user's own loop.
+        """
+
+
+class Exchange(LoopUpdate, Protocol):
     """What a strategy does, and when.
 
     The piggybacked values of the gradient buffer are what all workers must agree on (the loss, a request to stop). They
@@ -163,24 +183,8 @@ class Exchange(Protocol):
         hold the weighted sum over all workers.
         """
 
-    def begin_update(self) -> None:
-        """Before an update in a user's own loop: from here on it counts. If it raises, nothing has changed."""
-
     def update(self) -> None:
         """Apply what the gradient buffer holds. Skipped if the loss is not finite."""
-
-    def end_update(self) -> None:
-        """After an update in a user's own loop, which counts, even if this raises `PeerFailed`."""
-
-    @property
-    def is_complete(self) -> bool:
-        """Whether what this worker holds has all of the last update; a failed worker may have had a part of it."""
-
-    def finish_updates(self, survivors: Collective) -> None:
-        """A worker has failed: make its part of an update that counts, so that the survivors' replicas are equal.
-
-        All survivors call this, with a collective of their own, where recovery is "equal" in a user's own loop.
-        """
 
     def after_update(self, weight: float) -> bool:
         """The step is done. True if the piggybacked values now hold the weighted sum over all workers."""
@@ -242,7 +246,23 @@ class HierarchyLevel:
         raise NotImplementedError(f"{type(self).__name__} cannot combine what groups hold")
 
 
-class LocalExchange(HierarchyLevel):
+class WholeUpdate:
+    """A `LoopUpdate` of which each worker makes all."""
+
+    def begin_update(self) -> None: ...
+
+    def end_update(self) -> None: ...
+
+    @property
+    def is_complete(self) -> bool:
+        return True
+
+    def finish_updates(self, survivors: Collective) -> None:
+        """Nothing: each worker makes whole updates."""
+        del survivors
+
+
+class LocalExchange(WholeUpdate, HierarchyLevel):
     """An `Exchange` that exchanges nothing: each worker trains by itself. Methods override what they do differently."""
 
     def __init__(self, replica: Replica, method: Method | None = None) -> None:
@@ -270,21 +290,9 @@ class LocalExchange(HierarchyLevel):
         del weight
         return False
 
-    def begin_update(self) -> None: ...
-
     def update(self) -> None:
         """This worker's own optimizer steps."""
         self.replica.optimizer.step()
-
-    def end_update(self) -> None: ...
-
-    @property
-    def is_complete(self) -> bool:
-        return True
-
-    def finish_updates(self, survivors: Collective) -> None:
-        """Nothing: each worker makes whole updates."""
-        del survivors
 
     def after_update(self, weight: float) -> bool:
         del weight

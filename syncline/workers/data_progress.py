@@ -52,15 +52,15 @@ class DataProgress:
     def assignment_from(self, position: Position, requeued: tuple[Range, ...] = ()) -> Assignment:
         """The work of the current members from `position` on."""
         return Assignment(
-            position, self._session.grid.shares, self.order.count, self.order.batch, self.epochs, requeued
+            position, self._session.place.grid.shares, self.order.count, self.order.batch, self.epochs, requeued
         )
 
     def begin_assignment(self, assignment: Assignment) -> None:
         """Continue at the start of `assignment`, with the members of the current View."""
         self.assignment = assignment
         self.position = self.start = assignment.start
-        self._divide_among(self._session.share_holders)
-        self.rank = self._session.share_rank  # workers of a team compute a share together, and one of them holds it
+        self._divide_among(self._session.place.holders)
+        self.rank = self._session.place.share  # workers of a team compute a share together, and one of them holds it
         self.inherited_at = None
         self.generation += 1
 
@@ -101,7 +101,7 @@ class DataProgress:
             for rank, holder in enumerate(self.holders)
         }
         self.report_used()
-        self.begin_assignment(self.assignment.next(self._session.grid.shares, applied))
+        self.begin_assignment(self.assignment.next(self._session.place.grid.shares, applied))
         if opens_view:
             self.open_view(from_checkpoint=False)
 
@@ -118,7 +118,7 @@ class DataProgress:
         self._add_to_ledger(
             Opened(
                 view=self.view,
-                members=self._session.share_holders,
+                members=self._session.place.holders,
                 start=astuple(self.start),
                 count=self.order.count,
                 batch=self.order.batch,

@@ -26,7 +26,7 @@ from syncline.data.order import SampleOrder, Share, hold_out
 from syncline.data.prefetch import Fetched, InlineFetcher, Prefetcher, prefetched
 from syncline.data.source import DatasetSource
 from syncline.errors import NonFiniteLoss, PeerFailed
-from syncline.layouts.spread import Spread
+from syncline.layouts.spread import ModelSpread
 from syncline.layouts.stage_runner import MicroBatch, StageRunner
 from syncline.planning.plan import Plan
 from syncline.task import Task
@@ -90,7 +90,7 @@ class Job:
         self._evaluator = Evaluator(task, session, self._loss, test, self._stages, self._micro_batches)
         self._held_out = held_out
         self._spreader = Spreader(session, self._loss)
-        self._spread: Spread | None = None
+        self._spread: ModelSpread | None = None
         self.state = TrainState(self._build)
 
     def _build(self) -> Parts:
@@ -149,8 +149,8 @@ class Job:
         if loaders is None:
             loaders = 1 if isinstance(untransformed(self.train_source), DatasetSource) else 0
         progress = self.stepper.progress
-        shares = progress.order.shares_of(progress.assignment, self.session.share_rank)
-        samples = -(-self.plan.batch // self.session.grid.shares)
+        shares = progress.order.shares_of(progress.assignment, self.session.place.share)
+        samples = -(-self.plan.batch // self.session.place.grid.shares)
         return prefetched(
             self.train_source,
             shares,
@@ -251,10 +251,10 @@ class Job:
         self.state.tuning = planned(self.plan, found)
         lay_out(self.state.model, self.state.optimizer, self.state.tuning)
 
-    def _spread_out(self) -> Spread | None:
+    def _spread_out(self) -> ModelSpread | None:
         """How the model is spread over the members, if they do not hold it whole."""
         session, source, count = self.session, self.train_source, self.stepper.progress.order.count
-        samples, pipeline = min(-(-self.plan.batch // session.grid.shares), count), session.layout.pipeline
+        samples, pipeline = min(-(-self.plan.batch // session.place.grid.shares), count), session.layout.pipeline
         pieces = 1 if pipeline is None else pipeline_micro_batches(pipeline, samples, self.state.model)
 
         def example(samples: int) -> Any:
@@ -267,7 +267,7 @@ class Job:
 
     def _find_tuning(self) -> Tuning:
         progress = self.stepper.progress
-        first = next(progress.order.shares_of(progress.assignment, self.session.share_rank or 0), None)
+        first = next(progress.order.shares_of(progress.assignment, self.session.place.share or 0), None)
         if first is None:  # no step is left to tune for
             return planned(self.plan)
         if self.plan.memory_limit_bytes is not None:
@@ -302,7 +302,7 @@ class Job:
     def _without_samples(self, batch: Any) -> Local:
         """A share without samples adds nothing, but the other workers' batch-norm layers wait for this worker."""
         replica = self.stepper.replica
-        if has_global_batch_norm(replica.model) and self.session.share_rank is not None:
+        if has_global_batch_norm(replica.model) and self.session.place.share is not None:
             with take_part_without_samples(replica.model):
                 with computing_in(self.tuning.precision, self.device):
                     loss, _, _ = loss_of(replica.model, self._loss, batch)

@@ -45,7 +45,7 @@ class MicroBatches:
         limit = plan.memory_limit_bytes
         if limit is None:
             return
-        share = -(-plan.batch // self._session.grid.shares)
+        share = -(-plan.batch // self._session.place.grid.shares)
         self._use = agree_on_use(self._session.collective, self._use, lambda: self._measure(replica, share, limit))
         found = pieces_within(limit, self._use, share, plan.accumulate)
         self._count, self.at_once = found.count, min(BLOCK, found.samples)
@@ -57,7 +57,7 @@ class MicroBatches:
             return pipeline_micro_batches(self._session.layout.pipeline, len(share.indices), self._model)
         if self._count == 1 or not self._must_be_equal:
             return self._count
-        return min(self._count, max(1, share.batch // self._session.grid.shares))
+        return min(self._count, max(1, share.batch // self._session.place.grid.shares))
 
     def _measure(self, replica: Replica, share: int, limit_bytes: int) -> MemoryUse:
         collective = self._session.collective

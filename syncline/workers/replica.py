@@ -17,7 +17,7 @@ from syncline.comms.collective import Collective, Solo
 from syncline.comms.shared_tensors import SharedMemoryFull
 from syncline.compute.batch_norm import StatisticsExchange, synchronize_batch_norm
 from syncline.compute.memory import optimizer_slots
-from syncline.layouts.spread import Spread
+from syncline.layouts.spread import ModelSpread
 from syncline.strategies.exchange import Exchange, Replica
 from syncline.strategies.explain import expected_bytes_per_step
 from syncline.strategies.gradients import GradientBuffer
@@ -52,7 +52,7 @@ def build_replicas(
     score: Callable[[], tuple[float, float]] | None = None,
     own_loop: OwnLoop | None = None,
     is_settled: bool = False,
-    spread: Spread | None = None,
+    spread: ModelSpread | None = None,
 ) -> list[tuple[Replica, Exchange]]:
     """Make `state`, after `step` steps, this worker's replica, once for each optimizer; all members call this together.
 
@@ -69,9 +69,7 @@ def build_replicas(
     if session.has_global_batch_norm:
         lane = collective if spread is None else _lane_of(collective, spread)
         synchronize_batch_norm(model, lane, own_loop.statistics if own_loop is not None else None)
-    log = StrategyRecorder(session.recorder, step, session.members)
-    log.count_bytes(lambda: session.collective.bytes_sent)
-    session.recorder.count_waiting = lambda: session.collective.waited_s
+    log = _log_of(session, step)
     built: list[tuple[Replica, Exchange]] = []
     for optimizer, flat in zip(optimizers, gradients, strict=True):
         replica = Replica(
@@ -103,6 +101,13 @@ def build_replicas(
     log.start()
     _report_ready(session, state)
     return built
+
+
+def _log_of(session: Session, step: int) -> StrategyRecorder:
+    log = StrategyRecorder(session.recorder, step, session.members)
+    log.count_bytes(lambda: session.collective.bytes_sent)
+    session.recorder.count_waiting = lambda: session.collective.waited_s
+    return log
 
 
 def group_of(built: Sequence[tuple[Replica, Exchange]]) -> Exchange:
@@ -155,7 +160,7 @@ def _is_flat(session: Session) -> bool:
     return session.plan.size > 1 or session.plan.servers > 0
 
 
-def _lane_of(collective: Collective, spread: Spread) -> Collective:
+def _lane_of(collective: Collective, spread: ModelSpread) -> Collective:
     """Those that compute the same layers on other samples: batch norm's statistics are over all of them."""
     if spread.grid.per_team == 1:
         return collective

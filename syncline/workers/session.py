@@ -29,7 +29,7 @@ from syncline.compute.memory import Peak
 from syncline.data.ledger import Line, RecentLines
 from syncline.data.order import step_seed
 from syncline.errors import PeerFailed
-from syncline.layouts.grid import Grid
+from syncline.layouts.grid import Grid, Placement
 from syncline.layouts.layout import read_layout
 from syncline.planning.plan import Plan, WorkerPlan
 from syncline.strategies.reading import read_strategy
@@ -69,8 +69,8 @@ class Session:
         self.until_view_ends = ExitStack()
         """What is open in the current View only: it is closed, last opened first, when this worker leaves the View."""
         self.strategy, self.layout = read_strategy(plan.strategy), read_layout(plan.layout)
-        self.grid = Grid()
-        """The places of the View's members, in the order of their ranks."""
+        self.place = Placement(Grid(), 0, (worker_id,))
+        """This worker's place among the members of the View."""
         # Workers that train independently between exchanges must not wait for each other inside a forward pass.
         self.has_global_batch_norm = plan.batch_norm == "global" and self.strategy.method.is_lock_step
         self.run_dir = RunDir(Path(link.files.run_dir)) if link is not None else None
@@ -106,16 +106,6 @@ class Session:
         worker = WorkerPlan(rank=0, host="localhost", device="cpu", threads=torch.get_num_threads())
         return cls(_plan_of_one(worker), 0, Recorder(0))
 
-    @property
-    def share_rank(self) -> int | None:
-        """Which share of each step this worker computes; None if it is spare. Workers of a team have the same."""
-        return self.grid.share(self.rank)
-
-    @property
-    def share_holders(self) -> list[int]:
-        """Of each share, the worker_id that records its samples."""
-        return [self.members[rank] for rank in self.grid.holders()]
-
     def join_view(self) -> bool:
         """Join the newest View as soon as there is one. False if this worker is no longer a member.
 
@@ -144,7 +134,7 @@ class Session:
                 continue  # the View was decided before this worker was ready
             self.plan = self._initial_plan.with_members(view.members)
             self.rank, self.members = view.members.index(self.worker_id), list(view.members)
-            self.grid = self.layout.grid(len(self.members))
+            self.place = Placement(self.layout.grid(len(self.members)), self.rank, tuple(self.members))
             try:
                 self.collective = open_collective(self.plan, link, view, self.rank)
                 break

@@ -23,10 +23,10 @@ from syncline.errors import ConfigError
 from syncline.layouts.chain.chain import Chain
 from syncline.layouts.chain.tracing import trace_chain
 from syncline.layouts.chain.untouched import untouched
-from syncline.layouts.cut import Cut, UnitCost, best_cut, check_stage_count, cut_at
+from syncline.layouts.cut import StageCut, UnitCost, best_cut, check_stage_count, cut_at
 from syncline.layouts.layout import Layout, read_layout
 from syncline.layouts.pipeline import Pipeline
-from syncline.layouts.spread import Spread
+from syncline.layouts.spread import ModelSpread
 from syncline.layouts.stage_costs import measure_costs
 from syncline.layouts.stage_runner import StagedModel
 from syncline.layouts.tensor_split import split_of
@@ -59,13 +59,13 @@ class Spreader:
 
     def spread(
         self, model: torch.nn.Module, example: Example, *, micro_batch: int, micro_batches: int
-    ) -> Spread | None:
+    ) -> ModelSpread | None:
         """None if each member holds the whole model. A micro-batch has up to `micro_batch` samples."""
         session = self._session
-        layout, grid = session.layout, session.grid
+        layout, grid = session.layout, session.place.grid
         if layout.is_replicated or session.collective.size == 1:
             return None
-        spread = Spread(grid, session.rank)
+        spread = ModelSpread(grid, session.rank)
         if grid.per_team > 1:
             check_can_be_spread(model, layout)
         if grid.slices > 1:
@@ -85,9 +85,9 @@ class Spreader:
         if self._chain is None or self._chain.model is not model:
             self._chain = trace_chain(model, inputs)
             self._dropouts = _dropouts_of(self._chain, inputs)
-        check_stage_count(session.grid.stages, len(self._chain), self._chain.kept_whole)
+        check_stage_count(session.place.grid.stages, len(self._chain), self._chain.kept_whole)
         costs, speeds = self._costs(self._chain, inputs, target)
-        found = cut_of(pipeline, costs, session.grid.stages, micro_batches=micro_batches, speeds=speeds)
+        found = cut_of(pipeline, costs, session.place.grid.stages, micro_batches=micro_batches, speeds=speeds)
         if session.rank == 0 and session.view == 1:
             lines = "; ".join(line.rstrip(".") for line in found.describe())
             session.recorder.emit(InfoMessage(message=f"pipeline: {lines}.", details={"stages": list(found.edges)}))
@@ -105,7 +105,7 @@ class Spreader:
             known = [{"costs": together([m["costs"] for m in measured]), "speeds": _speeds(measured)}]
         self._measured = next(k for k in known if k)
         speeds = [self._measured["speeds"].get(worker_id, 1.0) for worker_id in session.members]
-        stages = speeds[: session.grid.per_team : session.grid.slices]
+        stages = speeds[: session.place.grid.per_team : session.place.grid.slices]
         return [UnitCost(**cost) for cost in self._measured["costs"]], stages
 
 
@@ -125,7 +125,7 @@ def check_can_be_spread(model: torch.nn.Module, layout: Layout) -> None:
 
 def cut_of(
     pipeline: Pipeline, costs: Sequence[UnitCost], stages: int, *, micro_batches: int, speeds: Sequence[float] = ()
-) -> Cut:
+) -> StageCut:
     """Where the user says, or where a step is shortest; elsewhere while there are fewer workers than stages."""
     if pipeline.cut != "auto":
         found = cut_at(costs, pipeline.cut.split("+"), micro_batches=micro_batches)

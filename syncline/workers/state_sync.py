@@ -63,7 +63,7 @@ class StateSync:
 
     def hold(self, state: TrainState, exchange: Exchange) -> None:
         """Remember what this worker trains in the current View; a spare worker does not train."""
-        share = self._session.share_rank
+        share = self._session.place.share
         self._held = HeldState(state, exchange, share) if share is not None else None
 
     def complete_state(self) -> HeldState | None:
@@ -96,7 +96,7 @@ class StateSync:
                 count=order.count,
                 batch=order.batch,
                 epochs=self._progress.epochs,
-                shares=session.grid.shares,
+                shares=session.place.grid.shares,
             )
             if not _must_restart(plan, standings):
                 break

@@ -24,7 +24,7 @@ import torch
 
 from syncline.data.assignment import Position, total
 from syncline.data.order import SampleOrder, Share
-from syncline.layouts.spread import Spread
+from syncline.layouts.spread import ModelSpread
 from syncline.strategies.exchange import Exchange, Replica
 from syncline.telemetry.events import Recovered
 from syncline.workers.data_progress import DataProgress
@@ -52,6 +52,7 @@ class Stepper:
     replicas: list[Replica]
     """One for each optimizer; the built-in loop has one."""
     exchange: Exchange
+    """Of all optimizers together."""
     state: TrainState
     is_from_checkpoint: bool
     """Whether all members of this View began with a checkpoint, or at the start of the run."""
@@ -72,6 +73,8 @@ class Stepper:
         self._after_update = after_update
         self._step_hook = step_hook()
         self._built: list[tuple[Replica, Exchange]] = []
+        self.exchanges: list[Exchange] = []
+        """One for each optimizer."""
         self._outcome: Outcome | None = None  # of the last step, until `end_step`
         self._recovery: Callable[[int], Recovered] | None = None  # what to report after the first step of this View
         self.alone = SavingAlone(session, self.progress, self._sync, round)
@@ -93,7 +96,7 @@ class Stepper:
         clip_norm: float | None = None,
         score: Callable[[], tuple[float, float]] | None = None,
         tune: Callable[[], None] | None = None,
-        spread: Callable[[], Spread | None] = lambda: None,
+        spread: Callable[[], ModelSpread | None] = lambda: None,
         own_loop: OwnLoop | None = None,
     ) -> None:
         """Get ready to train `state` with the members of the View that the session has joined; they do so together.
@@ -126,6 +129,7 @@ class Stepper:
         )
         self._built, self._clip_norm = built, clip_norm
         self.replicas, self.exchange = [replica for replica, _ in built], group_of(built)
+        self.exchanges = [exchange for _, exchange in built]
         if self._sync.is_first or not synced.is_inherited:
             progress.updated_at = progress.position.step
         if self._sync.is_first:
@@ -144,13 +148,9 @@ class Stepper:
         built = rebuild_replica(session, self.replicas[number], parameters, self.progress.position.step)
         self._built[number], self.replicas[number] = built, built[0]
         self.exchange = group_of(self._built)
+        self.exchanges[number] = built[1]
         self._sync.hold(self.state, self.exchange)
         self._updaters[number] = Updater(*built, session.recorder, requests=session, clip_norm=self._clip_norm)
-
-    def before_loading(self, module: torch.nn.Module) -> None:
-        """The user's script is about to load other parameters into `module`."""
-        for _, exchange in self._built:
-            self.session.layout.before_loading(exchange, module)
 
     def begin_step(self, share: Share, *, continues: bool = False, is_carried: bool = False) -> None:
         """Everything that comes before the forward pass on `share`.
@@ -193,14 +193,6 @@ class Stepper:
     def combine(self, number: int, weight: float, *, mark: int | None = None) -> bool:
         """The first half of an update of optimizer `number`; False if `mark` is not the same on all workers."""
         return self._updaters[number].combine(weight, mark=mark)
-
-    def begin_update(self, number: int) -> None:
-        """Before the second half, which counts from here on; raises `PeerFailed` if it does not."""
-        self._built[number][1].begin_update()
-
-    def end_update(self, number: int) -> None:
-        """After the second half, which counts; `PeerFailed` if a worker has failed in it."""
-        self._built[number][1].end_update()
 
     def complete(
         self, number: int, weight: float, shares: Sequence[Share], *, update: Callable[[], None] | None = None

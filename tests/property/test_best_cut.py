@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from syncline.errors import ConfigError
-from syncline.layouts.cut import Link, UnitCost, best_cut, cut_at, cut_evenly
+from syncline.layouts.cut import StageLink, UnitCost, best_cut, cut_at, cut_evenly
 
 SECONDS = st.one_of(st.just(0.0), st.floats(1e-4, 1.0))
 BYTES = st.integers(0, 10**9)
@@ -43,7 +43,7 @@ def problems(draw: st.DrawFn) -> tuple[list[UnitCost], int, dict[str, object]]:
     settings: dict[str, object] = {
         "micro_batches": draw(st.integers(1, 12)),
         "speeds": draw(st.one_of(st.just(()), st.lists(speed, min_size=stages, max_size=stages))),
-        "link": Link(bytes_per_s=draw(st.sampled_from([1e8, 1e10])), latency_s=draw(st.sampled_from([0.0, 1e-3]))),
+        "link": StageLink(bytes_per_s=draw(st.sampled_from([1e8, 1e10])), latency_s=draw(st.sampled_from([0.0, 1e-3]))),
         "optimizer_state": draw(st.sampled_from([0.0, 2.0])),
     }
     return costs, stages, settings

@@ -28,7 +28,8 @@ def watch_loading_calls(training: LoopTraining) -> None:
     @functools.wraps(original)
     def load_state_dict(self: nn.Module, *arguments: Any, **options: Any) -> Any:
         if _training is not None and _training.stepper is not None:
-            _training.stepper.before_loading(self)
+            for exchange in _training.stepper.exchanges:
+                _training.stepper.session.layout.before_loading(exchange, self)
         return original(self, *arguments, **options)
 
     nn.Module.load_state_dict = load_state_dict  # type: ignore[method-assign]

@@ -85,7 +85,7 @@ class LoopUpdates:
     def step(self, number: int, closure: Callable[[], Any] | None) -> Any:
         """Combine the gradients of all workers and update; what the optimizer or the closure returns."""
         self._training.enter()
-        self._check_has_batch()
+        _check_has_batch(self._training)
         self._training.begin_without_data()
         optimizer = self._training.parts.optimizers[number]
         is_divided = self._session.layout.divides_updates and self._session.plan.size > 1
@@ -183,7 +183,7 @@ class LoopUpdates:
         self.weights.begin()
         self._session.recorder.waits = True  # until its next batch, the loop may do anything: that is no sign of a hang
         try:
-            stepper.end_update(number)
+            stepper.exchanges[number].end_update()
         except PeerFailed:  # in an update that counts
             self._training.recover(is_between_rounds=True)
         return None
@@ -193,7 +193,7 @@ class LoopUpdates:
         stepper, round = self._training.stepper, self._round
         assert stepper is not None
         try:
-            stepper.begin_update(number)
+            stepper.exchanges[number].begin_update()
         except PeerFailed:
             # Others may have been interrupted before they had the sum.
             parameters = stepper.replicas[number].gradients.parameters
@@ -317,14 +317,15 @@ class LoopUpdates:
             )
         return None
 
-    def _check_has_batch(self) -> None:
-        if self._training.order is None or self._training.share is not None:
-            return
-        raise ConfigError(
-            "optimizer.step() was called, but no batch was taken from the prepared loader. Iterate over the loader "
-            "that prepare returned.",
-            code="step-without-batch",
-        )
+
+def _check_has_batch(training: LoopTraining) -> None:
+    if training.order is None or training.share is not None:
+        return
+    raise ConfigError(
+        "optimizer.step() was called, but no batch was taken from the prepared loader. Iterate over the loader "
+        "that prepare returned.",
+        code="step-without-batch",
+    )
 
 
 def _check_has_gradients(session: Session) -> None:

@@ -10,7 +10,7 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 import torch
 
-from syncline.comms.channel import Channel
+from syncline.comms.channel import TensorChannel
 from syncline.errors import PeerFailed
 
 LIMIT_S = 20.0
@@ -18,10 +18,10 @@ LIMIT_S = 20.0
 
 def both_sides(
     *, slots: int = 2, slot_bytes: int = 256, is_over: Callable[[], bool] = lambda: False, timeout_s: float = LIMIT_S
-) -> tuple[Channel, Channel]:
-    memory = memoryview(mmap.mmap(-1, Channel.bytes_needed(slots, slot_bytes)))
+) -> tuple[TensorChannel, TensorChannel]:
+    memory = memoryview(mmap.mmap(-1, TensorChannel.bytes_needed(slots, slot_bytes)))
     return tuple(
-        Channel(
+        TensorChannel(
             memory, is_sender=is_sender, slots=slots, slot_bytes=slot_bytes, peer=7,
             is_over=is_over, spin_s=0.0, timeout_s=timeout_s,
         )

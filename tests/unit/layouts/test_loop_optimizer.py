@@ -13,7 +13,7 @@ from torch import nn
 
 from syncline.errors import ConfigError
 from syncline.layouts import loop_optimizer
-from syncline.layouts.loop_optimizer import LoopOptimizer, Offer, check_optimizer
+from syncline.layouts.loop_optimizer import LoopOptimizer, OptimizerOffer, check_optimizer
 from syncline.strategies.flat import FlatParameters
 
 SIZE = 3
@@ -66,7 +66,7 @@ class Workers:
                 self.memory,
                 rank=rank,
                 size=SIZE,
-                offers=[Offer.of(optimizer, parameters)],
+                offers=[OptimizerOffer.of(optimizer, parameters)],
                 allocate=shared.allocator(),
             )
             flat.move_to(self.memory)
