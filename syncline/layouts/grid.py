@@ -1,6 +1,6 @@
 """Which place each worker of a run has, when a replica of the model is spread over several workers.
 
-Here: `Grid` and `Placement`, pure. A *replica* is one copy of the model. Its workers differ in up to three ways: the
+Here: `Grid` and `WorkerPlace`, pure. A *replica* is one copy of the model. Its workers differ in up to three ways: the
 *shard* of the replica's samples that they compute, the pipeline *stage* whose layers they hold, and the *slice* of each
 layer. Workers with the same samples are a *team*: they compute one share of a step together. Workers with the same
 stage and slice are a *lane*: they hold the same part of the model, and sum its gradients. Not here: what a place means
@@ -79,7 +79,7 @@ class Grid:
 
 
 @dataclass(frozen=True)
-class Placement:
+class WorkerPlace:
     """The place of the worker at `rank`; `members` are the workers' ids, in the order of the ranks."""
 
     grid: Grid

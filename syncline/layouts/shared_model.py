@@ -241,8 +241,9 @@ class SharedModelExchange(LocalExchange):
         collective.barrier()
         if self._board is not None:
             self._board.read(self._step)
-        if self._grid.workers < collective.size:
-            self._give_to_spare_workers()
+        if self._grid.workers < collective.size:  # spare workers have no part in a replica's memory, but evaluate, too
+            for tensor in (*self.replica.model.parameters(), *self.replica.model.buffers()):
+                collective.broadcast_(tensor.detach())
         with ExitStack() as whole:
             if self._cell is not None:
                 whole.enter_context(self._optimizer.whole())
@@ -250,11 +251,6 @@ class SharedModelExchange(LocalExchange):
                 whole.enter_context(self._divided.undivided())
             yield
         collective.barrier()
-
-    def _give_to_spare_workers(self) -> None:
-        """Send rank 0's model to all: spare workers have no part in the memory of a replica, but evaluate, too."""
-        for tensor in [*self.replica.model.parameters(), *self.replica.model.buffers()]:
-            self.replica.collective.broadcast_(tensor.detach())
 
     def committed_steps(self) -> dict[int, int] | None:
         """All workers, dead ones included, have done the steps that any of them has committed to."""

@@ -30,6 +30,7 @@ from syncline.layouts.spread import ModelSpread
 from syncline.layouts.stage_costs import measure_costs
 from syncline.layouts.stage_runner import StagedModel
 from syncline.layouts.tensor_split import split_of
+from syncline.layouts.tensor_summary import describe as describe_split
 from syncline.models.declared.network import penalty_of
 from syncline.planning.plan import Plan
 from syncline.task import Task
@@ -181,11 +182,14 @@ def describe_spread(task: Task, plan: Plan) -> list[str]:
     """For `syncline explain`: which layers go where, measured on this machine; nothing if each worker holds all."""
     layout = read_layout(plan.layout)
     grid = layout.grid(plan.size)
-    if layout.pipeline is None or grid.stages == 1:
+    if grid.per_team == 1:
         return []
     source, _ = build_sources(task, plan.seed)
     model = build_model(task, source, plan.seed).train()
     check_can_be_spread(model, layout)
+    lines = describe_split(split_of(model, grid.slices)) if grid.slices > 1 else []
+    if layout.pipeline is None or grid.stages == 1:
+        return lines
     samples = min(-(-plan.batch // grid.shares), len(source))
     count = pipeline_micro_batches(layout.pipeline, samples, model)
     inputs, target = inputs_and_target(source.fetch(np.arange(max(2, -(-samples // count)))))
@@ -193,7 +197,7 @@ def describe_spread(task: Task, plan: Plan) -> list[str]:
     chain = trace_chain(model, inputs)
     check_stage_count(grid.stages, len(chain), chain.kept_whole)
     costs = measure_costs(chain, inputs, loss=lambda output: loss(output, target), seconds=_MEASURED_S)
-    return cut_of(layout.pipeline, costs, grid.stages, micro_batches=count).describe()
+    return [*lines, *cut_of(layout.pipeline, costs, grid.stages, micro_batches=count).describe()]
 
 
 def pipeline_micro_batches(pipeline: Pipeline, samples: int, model: torch.nn.Module) -> int:

@@ -189,6 +189,9 @@ def test_the_command_line_trains_and_explains_a_pipeline(tmp_path):
     assert done.code == 0, done.err
     assert "Stage 0" in done.out
     assert "Stage 1" in done.out
+    sliced = command("explain", *words[:-1], "tensor(2)", cwd=tmp_path)
+    assert sliced.code == 0, sliced.err
+    assert "divide" in sliced.out
     done = command("train", *words, "--epochs", "1", cwd=tmp_path)
     assert done.code == 0, done.err
     assert "pipeline(2)" in done.out
