@@ -263,6 +263,14 @@ def test_a_run_on_ray_trains_the_same_parameters_as_on_this_machine(cluster, tmp
     assert re.search("Ray.* 2 of 2 workers", first)
 
 
+def test_workers_on_one_node_of_ray_hold_a_model_together(cluster, tmp_path, monkeypatch):
+    monkeypatch.setenv("RAY_ADDRESS", cluster.address)
+    there = train(tmp_path / "there", small_net(), engine="ray", layout="pipeline(2)")
+    here = train(tmp_path / "here", small_net(), engine="local", workers=1)
+    assert relative_difference(*(final_state(result.run_dir)["model"] for result in (here, there))) < 1e-5
+    assert_every_sample_counted_once(there.run_dir)
+
+
 @pytest.mark.parametrize(("strategy", "epochs"), ACROSS_HOSTS.items(), ids=("rivals", "the others"))
 def test_presets_that_make_sense_across_hosts_run_on_ray(cluster, tmp_path, strategy, epochs):
     engine = f"ray://{cluster.address}"

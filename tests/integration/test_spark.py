@@ -217,6 +217,12 @@ def test_a_run_on_spark_gives_the_parameters_of_the_same_run_here_and_leaves_the
 
 
 @pytest.mark.usefixtures("session")
+def test_executors_on_one_host_hold_a_model_together(tmp_path):
+    there, here = train(tmp_path / "there", layout="pipeline(2)"), train(tmp_path / "here", engine="local", workers=1)
+    assert relative_difference(final_state(here.run_dir)["model"], final_state(there.run_dir)["model"]) < 1e-5
+
+
+@pytest.mark.usefixtures("session")
 @pytest.mark.parametrize(("strategy", "epochs"), ACROSS_HOSTS.items(), ids=("rivals", "the others"))
 def test_presets_that_make_sense_across_hosts_run_on_spark(tmp_path, strategy, epochs):
     result = train(tmp_path, strategy=strategy, epochs=epochs, collective="process-group")  # as between hosts
