@@ -54,7 +54,7 @@ class DropoutCall:
 
 
 class Dropouts:
-    """The masks of one run; `warn` is told, once, of dropout to which the promise does not extend."""
+    """The masks of one run; `warn` is called once for dropout that the promise does not cover."""
 
     def __init__(self, seed: int, warn: Callable[[str], None] | None = None) -> None:
         from syncline.compute.dropout_operators import replace_operators  # which refers to this module

@@ -226,7 +226,7 @@ def _endings(name: str) -> list[str]:
 def check_stage_count(stages: int, units: int, kept_whole: Mapping[str, str] | None = None) -> None:
     """`ConfigError` if a chain of so many units cannot be cut into so many stages.
 
-    `kept_whole` tells of modules that could not be taken apart, and why.
+    `kept_whole` has the modules that could not be taken apart, and why.
     """
     if stages < 1:
         raise ConfigError.for_setting("stages", stages, "1 or more")

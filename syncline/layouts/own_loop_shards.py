@@ -6,7 +6,7 @@ without this layout. Then each worker updates an equal part of the numbers (`loo
 
     begin_update    a barrier: all workers have the sum, and none of them computes with the parameters any more
     update          each worker updates its part
-    end_update      a barrier: all parts are updated, before the script goes on anywhere
+    end_update      a barrier: all parts are updated before any script continues
 
 A step counts when all have reached the first barrier. If a worker dies before, nothing has changed, and the others
 repeat the exchange as equal replicas do. If one dies after, the survivors have made their parts, and one of them makes

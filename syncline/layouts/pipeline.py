@@ -20,7 +20,7 @@ from syncline.layouts.schedule import SCHEDULES, bubble
 __all__ = ["Pipeline"]
 
 _PER_STAGE = 4
-"""Micro-batches per stage, unless told otherwise: a fifth of the time at most is lost in the bubble."""
+"""Micro-batches per stage, by default: a fifth of the time at most is lost in the bubble."""
 
 
 @dataclass(frozen=True)

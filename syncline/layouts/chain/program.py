@@ -114,7 +114,7 @@ class Program:
     def needed(self, low: int, high: int, *, is_last: bool) -> list[int]:
         """The steps from `low` to `high`, and those before them that this section computes again.
 
-        `is_last` tells whether it makes the output: units that are empty in this mode may follow the last step.
+        `is_last`: whether it makes the output: units that are empty in this mode may follow the last step.
         """
         own = [n for n in range(low, high) if not self.steps[n].is_pure]
         wanted = {number for n in own for number in self.steps[n].arguments.uses()}

@@ -1,6 +1,6 @@
 """Calls of `load_state_dict` by a script: a layout may keep the model's parameters in memory that all workers share.
 
-Here: `watch_loading_calls`, which tells the training before parameters are overwritten. Only scripts that prepare
+Here: `watch_loading_calls`, which notifies the training before parameters are overwritten. Only scripts that prepare
 something are affected; the function does the same as before otherwise.
 """
 
@@ -18,7 +18,7 @@ _training: LoopTraining | None = None
 
 
 def watch_loading_calls(training: LoopTraining) -> None:
-    """Tell `training` of models that load parameters; called again, for another training."""
+    """Notify `training` of models that load parameters; called again, for another training."""
     global _training
     is_first, _training = _training is None, training
     if not is_first:
