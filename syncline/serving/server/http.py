@@ -15,7 +15,7 @@ from typing import cast
 import httptools
 
 from syncline.serving.server.access_log import AccessLog
-from syncline.serving.server.app import App, Request, Response, refused
+from syncline.serving.server.app import App, HttpRequest, Response, refused
 from syncline.serving.server.refusal import RequestRefused
 
 __all__ = ["HttpServer"]
@@ -67,7 +67,7 @@ class HttpConnection(asyncio.Protocol):
         self._headers: dict[bytes, bytes] = {}
         self._body: list[bytes] = []
         self._size = 0
-        self._waiting: deque[tuple[Request, bool]] = deque()
+        self._waiting: deque[tuple[HttpRequest, bool]] = deque()
         self._is_busy = self._is_refused = self._is_reading = self._is_paused = False
         self._keeps_alive = True
         self._refusal: RequestRefused | None = None
@@ -139,7 +139,7 @@ class HttpConnection(asyncio.Protocol):
             self._headers[name] = value
 
     def on_headers_complete(self) -> None:
-        request = Request(self._parser.get_method(), self._target, self._headers)
+        request = HttpRequest(self._parser.get_method(), self._target, self._headers)
         self._app.check_head(request)
         length = self._headers.get(b"content-length", b"0")
         if length.isdigit() and int(length) > self._app.limits.body_bytes:
@@ -156,7 +156,7 @@ class HttpConnection(asyncio.Protocol):
 
     def on_message_complete(self) -> None:
         body = self._body[0] if len(self._body) == 1 else b"".join(self._body)
-        request = Request(self._parser.get_method(), self._target, self._headers, body)
+        request = HttpRequest(self._parser.get_method(), self._target, self._headers, body)
         self._body, self._is_reading = [], False
         keeps_alive = self._parser.should_keep_alive() and not self._parser.should_upgrade()
         if self._is_busy:
@@ -167,12 +167,12 @@ class HttpConnection(asyncio.Protocol):
 
     # requests and responses
 
-    def _start(self, request: Request, keeps_alive: bool) -> None:
+    def _start(self, request: HttpRequest, keeps_alive: bool) -> None:
         self._is_busy, self._keeps_alive = True, keeps_alive
         self._began = self._since = self._server.loop.time()
         self._app.handle(request, lambda response: self._respond(response, request))
 
-    def _respond(self, response: Response, request: Request) -> None:
+    def _respond(self, response: Response, request: HttpRequest) -> None:
         log = self._server.log
         if log.is_on:
             log.add(request.method, request.target, response, self._server.loop.time() - self._began)

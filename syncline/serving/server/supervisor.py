@@ -29,22 +29,22 @@ from typing import Any
 from syncline.errors import ConfigError, SynclineError
 from syncline.serving.server.catalog import Catalog, ServedVersion
 from syncline.serving.server.control import (
-    Change,
-    Collect,
+    ChangeRequest,
+    CollectMetrics,
     Done,
     Lines,
     Message,
-    Metrics,
+    MetricsRequest,
     Port,
     Prepared,
-    Ready,
+    ProcessReady,
     Text,
 )
-from syncline.serving.server.exporter import Exported, Exporter, Failed
+from syncline.serving.server.exporter import Exported, Exporter, ExportFailed
 from syncline.serving.server.metrics import merged
 from syncline.serving.server.process import ProcessSettings, run_process
 from syncline.serving.server.rollout import Rollout
-from syncline.serving.server.sources import Source, snapshot
+from syncline.serving.server.sources import ModelSource, snapshot
 from syncline.serving.server.versions import replaced, rolled_back, unloaded
 
 __all__ = ["Supervisor", "SupervisorSettings"]
@@ -59,7 +59,7 @@ _POLL_S = 0.25
 class SupervisorSettings:
     """What to serve, and where."""
 
-    sources: list[Source]
+    sources: list[ModelSource]
     process: ProcessSettings
     host: str = "127.0.0.1"
     port: int = 0
@@ -174,7 +174,7 @@ class Supervisor:
             runs = [source.what for source in self._settings.sources if not source.is_file]
             self._exports().follow(runs, Path(self._folder.name))
 
-    def _make(self, source: Source, made: Callable[[ServedVersion], None], failed: Callable[[str], None]) -> None:
+    def _make(self, source: ModelSource, made: Callable[[ServedVersion], None], failed: Callable[[str], None]) -> None:
         """A version with a file that never changes: a copy, or the export of a run."""
         self._copies += 1
         folder = Path(self._folder.name) / f"copy-{self._copies}"
@@ -183,8 +183,8 @@ class Supervisor:
                 made(_served(source, snapshot(Path(source.what), folder), None))
                 return
 
-            def answered(answer: Exported | Failed) -> None:
-                if isinstance(answer, Failed):
+            def answered(answer: Exported | ExportFailed) -> None:
+                if isinstance(answer, ExportFailed):
                     failed(answer.reason)
                 else:
                     if answer.note:
@@ -210,9 +210,9 @@ class Supervisor:
             if self._settings.follow:
                 self._settings.say("The process that exports runs has ended: new checkpoints are not served.")
 
-    def _on_followed(self, answer: Exported | Failed) -> None:
+    def _on_followed(self, answer: Exported | ExportFailed) -> None:
         """The exporter has made a file of a newer checkpoint."""
-        if isinstance(answer, Failed):
+        if isinstance(answer, ExportFailed):
             self._settings.say(f"The newest checkpoint of {answer.what} is not served: {answer.reason}")
             return
 
@@ -224,7 +224,7 @@ class Supervisor:
             if source.what == answer.what:
                 self._put(source, _served(source, Path(answer.path), answer.step), finished)
 
-    def _put(self, source: Source, new: ServedVersion, finished: Callable[[str | None], None]) -> None:
+    def _put(self, source: ModelSource, new: ServedVersion, finished: Callable[[str | None], None]) -> None:
         """Serve `new` in place of the version that the same source has made before."""
         self._pending.append(new.path)
 
@@ -256,18 +256,18 @@ class Supervisor:
             self._selector.unregister(child.port.socket)  # its end is noticed by waitpid
         elif isinstance(message, Prepared) and not child.is_ready:
             raise SynclineError(message.error or "", code="cannot-serve")  # the model cannot be loaded at all
-        elif isinstance(message, Ready | Prepared):
-            if isinstance(message, Ready) and not child.is_ready:
+        elif isinstance(message, ProcessReady | Prepared):
+            if isinstance(message, ProcessReady) and not child.is_ready:
                 child.is_ready, self._failed_starts = True, 0
             self._rollout.on_message(child.number, message)
-        elif isinstance(message, Change):
+        elif isinstance(message, ChangeRequest):
             self._change(child.number, message)
-        elif isinstance(message, Metrics):
+        elif isinstance(message, MetricsRequest):
             self._collect(child.number, message.number)
         elif isinstance(message, Lines):
             self._collected(child.number, message)
 
-    def _change(self, asker: int, asked: Change) -> None:
+    def _change(self, asker: int, asked: ChangeRequest) -> None:
         def finished(error: str | None) -> None:
             self._send(asker, Done(asked.number, error))
 
@@ -299,7 +299,7 @@ class Supervisor:
         ready = set(self._rollout.ready)
         self._scrapes.append(_Scrape(asker, number, ready, time.monotonic() + _COLLECT_S))
         for process in ready:
-            self._send(process, Collect(number))
+            self._send(process, CollectMetrics(number))
 
     def _collected(self, process: int, message: Lines) -> None:
         for scrape in self._scrapes:
@@ -450,7 +450,7 @@ class Supervisor:
         self._folder.cleanup()
 
 
-def _served(source: Source, path: Path, step: int | None) -> ServedVersion:
+def _served(source: ModelSource, path: Path, step: int | None) -> ServedVersion:
     return ServedVersion(
         model=source.model, version="0", path=str(path), role=source.role, share=source.share, source=source.what,
         step=step,
