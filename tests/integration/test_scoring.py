@@ -119,12 +119,12 @@ def scoring_processes() -> list[int]:
 def test_a_piece_that_kills_every_process_ends_the_job(folder: Path, tmp_path: Path) -> None:
     from syncline.serving.scoring import processes
 
-    class Dies(processes._Pool):
-        def _give(self, member: processes._Member) -> None:
+    class Dies(processes._ScoringPool):
+        def _give(self, member: processes._ScoringProcess) -> None:
             super()._give(member)
             member.process.kill()
 
-    pieces = [processes.Piece(0, 0, 0, GROUP)]
+    pieces = [processes.ScoringPiece(0, 0, 0, GROUP)]
     pool = Dies(setup_of(folder, tmp_path), pieces)
     with pytest.raises(SynclineError) as refused:
         processes.run_to_the_end(pool, lambda piece: None)

@@ -11,8 +11,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as arrays
 
-from syncline.serving.server.batching import Job, run_together, take_batch
-from syncline.serving.server.canary import FEWEST, Answers, Canary, worse_because
+from syncline.serving.server.batching import InferenceJob, run_together, take_batch
+from syncline.serving.server.canary import FEWEST, AnswerStats, Canary, worse_because
 from syncline.serving.server.catalog import Catalog, ServedVersion
 from syncline.serving.server.control import Apply, Prepare, Prepared
 from syncline.serving.server.datatypes import DTYPES, datatype_of, from_bytes, from_json, to_bytes, to_json
@@ -132,8 +132,8 @@ def test_responses_hold_exactly_the_outputs_that_were_asked_for(wanted, is_binar
 # batches
 
 
-def job(rows: int, value: float = 0.0, width: int = 3) -> Job:
-    return Job({"x": np.full((max(rows, 1), width), value, np.float32)}, rows, ((width,),), lambda _: None)
+def job(rows: int, value: float = 0.0, width: int = 3) -> InferenceJob:
+    return InferenceJob({"x": np.full((max(rows, 1), width), value, np.float32)}, rows, ((width,),), lambda _: None)
 
 
 @given(st.lists(st.tuples(st.integers(0, 9), st.integers(1, 2)), min_size=1, max_size=30), st.integers(1, 8))
@@ -271,8 +271,8 @@ def test_a_canary_gets_its_share_to_within_one_request(share, count):
     assert abs(taken - share * count) <= 1 + 1e-6
 
 
-def answers(count: int, errors: int, seconds: float) -> Answers:
-    found = Answers()
+def answers(count: int, errors: int, seconds: float) -> AnswerStats:
+    found = AnswerStats()
     for k in range(count):
         found.add(seconds, is_error=k < errors)
     return found

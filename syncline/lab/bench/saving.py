@@ -20,7 +20,7 @@ from pathlib import Path
 from syncline.driver import train
 from syncline.lab.bench.harness import BenchSettings, Contender, Goal, Suite
 from syncline.lab.bench.processes import output_of
-from syncline.lab.bench.scripts.saving_plain import SHARE, Transformer, samples
+from syncline.lab.bench.scripts.saving_plain import SHARE, BenchTransformer, samples
 from syncline.lab.bench.torchrun import WORKERS
 from syncline.result import Result
 from syncline.telemetry.events import CheckpointSaved, Event, Progress
@@ -111,10 +111,10 @@ def step_times(events: Sequence[Event]) -> tuple[float, float]:
 def _train(folder: Path, layers: int, steps: int, layout: str) -> Result:
     with contextlib.redirect_stdout(io.StringIO()):  # the run's summary
         return train(
-            model=Transformer(layers), data=samples(200), loss="cross_entropy", optimizer="sgd", batch=WORKERS * SHARE,
-            workers=WORKERS, threads=1, layout=layout, max_steps=steps, epochs=1000, evaluate_every=0, tune="off",
-            checkpoint_every_steps=_SAVE_EVERY, checkpoint_every_s=1e6, keep_checkpoints=1, out=str(folder / "runs"),
-            quiet=True,
+            model=BenchTransformer(layers), data=samples(200), loss="cross_entropy", optimizer="sgd",
+            batch=WORKERS * SHARE, workers=WORKERS, threads=1, layout=layout, max_steps=steps, epochs=1000,
+            evaluate_every=0, tune="off", checkpoint_every_steps=_SAVE_EVERY, checkpoint_every_s=1e6,
+            keep_checkpoints=1, out=str(folder / "runs"), quiet=True,
         )  # fmt: skip
 
 

@@ -20,7 +20,7 @@ import msgspec
 
 from syncline.config.owned_files import replace_file
 from syncline.errors import ConfigError
-from syncline.serving.scoring.pieces import Piece, pieces_of
+from syncline.serving.scoring.pieces import ScoringPiece, pieces_of
 
 _JOB, _SUCCESS, _LOCK = "_scoring.json", "_SUCCESS", "_lock"
 _TEMPORARY = ".tmp"
@@ -34,7 +34,7 @@ class InputFile(msgspec.Struct, frozen=True, kw_only=True):
     group_rows: tuple[int, ...]
 
 
-class Job(msgspec.Struct, frozen=True, kw_only=True):
+class ScoringJob(msgspec.Struct, frozen=True, kw_only=True):
     """What is scored and how; a job continues only if all of this is the same."""
 
     model_sha256: str
@@ -50,7 +50,7 @@ class Job(msgspec.Struct, frozen=True, kw_only=True):
     def rows(self) -> int:
         return sum(sum(file.group_rows) for file in self.files)
 
-    def pieces(self) -> list[Piece]:
+    def pieces(self) -> list[ScoringPiece]:
         return list(pieces_of([file.group_rows for file in self.files], self.rows_per_piece))
 
 
@@ -60,7 +60,7 @@ class JobFolder:
     def __init__(self, path: Path) -> None:
         self.path = path
 
-    def begin(self, job: Job) -> list[Piece]:
+    def begin(self, job: ScoringJob) -> list[ScoringPiece]:
         """Create the folder or continue in it; the pieces that are left."""
         self.path.mkdir(parents=True, exist_ok=True)
         file = self.path / _JOB
@@ -78,7 +78,7 @@ class JobFolder:
             left.unlink(missing_ok=True)
         return [piece for piece in job.pieces() if not (self.path / piece.name).exists()]
 
-    def finish(self, job: Job) -> None:
+    def finish(self, job: ScoringJob) -> None:
         replace_file(self.path / _SUCCESS, msgspec.json.encode({"rows": job.rows, "parts": len(job.pieces())}))
 
     @contextlib.contextmanager
@@ -95,14 +95,14 @@ class JobFolder:
                 ) from None  # fmt: skip
             yield
 
-    def _check_same(self, job: Job, file: Path) -> None:
+    def _check_same(self, job: ScoringJob, file: Path) -> None:
         try:
-            before = msgspec.json.decode(file.read_bytes(), type=Job)
+            before = msgspec.json.decode(file.read_bytes(), type=ScoringJob)
         except msgspec.DecodeError as error:
             raise ConfigError(
                 f"{file} is damaged: {error}. Choose a new folder with --out.", code="scoring-place", path=str(file)
             ) from error
-        changed = [name for name in Job.__struct_fields__ if getattr(before, name) != getattr(job, name)]
+        changed = [name for name in ScoringJob.__struct_fields__ if getattr(before, name) != getattr(job, name)]
         if changed:
             raise ConfigError(
                 f"{self.path} holds the scores of another job: {', '.join(changed)} changed. Choose a new folder with "

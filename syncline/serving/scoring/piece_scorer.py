@@ -19,15 +19,15 @@ from syncline.data.files.table import TableFile, TableFormat
 from syncline.errors import ConfigError
 from syncline.serving.metadata import ModelMetadata
 from syncline.serving.scoring.engine import Loaded, answer_of
-from syncline.serving.scoring.job import Job, write_whole
-from syncline.serving.scoring.pieces import Piece
+from syncline.serving.scoring.job import ScoringJob, write_whole
+from syncline.serving.scoring.pieces import ScoringPiece
 from syncline.serving.scoring.tables import columns_for, inputs_from, new_columns
 
 
 class Setup(msgspec.Struct, frozen=True, kw_only=True):
     """What a process needs to score any piece of a job."""
 
-    job: Job
+    job: ScoringJob
     loaded: Loaded
     metadata: ModelMetadata
     out: str
@@ -45,7 +45,7 @@ class PieceScorer:
         self._open: tuple[int, TableFile] | None = None
         self._group: tuple[int, int, pa.Table] | None = None
 
-    def score(self, piece: Piece) -> None:
+    def score(self, piece: ScoringPiece) -> None:
         """Write the file of a piece; it is there completely, or not at all."""
         file = self._file(piece.file)
         table = self._rows(file, piece)
@@ -75,7 +75,7 @@ class PieceScorer:
                 )  # fmt: skip
         return self._open[1]
 
-    def _rows(self, file: TableFile, piece: Piece) -> pa.Table:
+    def _rows(self, file: TableFile, piece: ScoringPiece) -> pa.Table:
         if self._group is None or self._group[:2] != (piece.file, piece.group):
             self._group = (piece.file, piece.group, file.read(piece.group, file.schema.names))
         return self._group[2].slice(piece.start, piece.rows)

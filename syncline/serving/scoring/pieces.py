@@ -14,7 +14,7 @@ ROWS = 50_000
 """The most rows of a piece: little enough to repeat after a failure, and enough to make files of some megabytes."""
 
 
-class Piece(msgspec.Struct, frozen=True, order=True):
+class ScoringPiece(msgspec.Struct, frozen=True, order=True):
     """The rows from `start` to before `stop` of one row group of one file."""
 
     file: int
@@ -32,7 +32,7 @@ class Piece(msgspec.Struct, frozen=True, order=True):
         return f"part-{self.file:05d}-{self.group:05d}-{self.start:010d}.parquet"
 
 
-def pieces_of(files: Iterable[Sequence[int]], most_rows: int = ROWS) -> Iterator[Piece]:
+def pieces_of(files: Iterable[Sequence[int]], most_rows: int = ROWS) -> Iterator[ScoringPiece]:
     """The pieces of files, each given as the numbers of rows of its groups.
 
     >>> [p.rows for p in pieces_of([[5, 2], [3]], most_rows=3)]
@@ -41,4 +41,4 @@ def pieces_of(files: Iterable[Sequence[int]], most_rows: int = ROWS) -> Iterator
     for file, groups in enumerate(files):
         for group, rows in enumerate(groups):
             for start in range(0, rows, most_rows):
-                yield Piece(file, group, start, min(start + most_rows, rows))
+                yield ScoringPiece(file, group, start, min(start + most_rows, rows))

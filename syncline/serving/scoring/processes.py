@@ -17,19 +17,21 @@ from multiprocessing.connection import Connection, wait
 
 from syncline.errors import SynclineError
 from syncline.serving.scoring.piece_scorer import Setup
-from syncline.serving.scoring.pieces import Piece
+from syncline.serving.scoring.pieces import ScoringPiece
 
 _MOST_DEATHS = 3
 """How many processes may die over one piece."""
 _END_S = 10.0
 
 
-def score_all(setup: Setup, pieces: Sequence[Piece], processes: int, on_done: Callable[[Piece], None]) -> None:
+def score_all(
+    setup: Setup, pieces: Sequence[ScoringPiece], processes: int, on_done: Callable[[ScoringPiece], None]
+) -> None:
     """Score all pieces; the first error of a process is raised here."""
-    run_to_the_end(_Pool(setup, pieces), on_done, min(processes, len(pieces)))
+    run_to_the_end(_ScoringPool(setup, pieces), on_done, min(processes, len(pieces)))
 
 
-def run_to_the_end(pool: _Pool, on_done: Callable[[Piece], None], processes: int = 1) -> None:
+def run_to_the_end(pool: _ScoringPool, on_done: Callable[[ScoringPiece], None], processes: int = 1) -> None:
     """Start the processes of a pool, and wait until its pieces are done; afterwards none is left."""
     try:
         for _ in range(processes):
@@ -41,19 +43,19 @@ def run_to_the_end(pool: _Pool, on_done: Callable[[Piece], None], processes: int
         pool.stop()
 
 
-class _Member:
+class _ScoringProcess:
     """A process and the piece that it has."""
 
     def __init__(self, process: subprocess.Popen[bytes], connection: Connection) -> None:
         self.process, self.connection = process, connection
-        self.piece: Piece | None = None
+        self.piece: ScoringPiece | None = None
 
 
-class _Pool:
-    def __init__(self, setup: Setup, pieces: Sequence[Piece]) -> None:
+class _ScoringPool:
+    def __init__(self, setup: Setup, pieces: Sequence[ScoringPiece]) -> None:
         self._setup, self._left = setup, deque(pieces)
-        self._deaths: Counter[Piece] = Counter()
-        self.members: list[_Member] = []
+        self._deaths: Counter[ScoringPiece] = Counter()
+        self.members: list[_ScoringProcess] = []
 
     def start(self) -> None:
         # Not with multiprocessing: its processes import the user's script again, which would score again.
@@ -63,9 +65,9 @@ class _Pool:
             process = subprocess.Popen(command, pass_fds=(theirs.fileno(),), stdin=subprocess.DEVNULL)
         with contextlib.suppress(ConnectionError):  # noticed when news are read
             ours.send(self._setup)
-        self.members.append(_Member(process, ours))
+        self.members.append(_ScoringProcess(process, ours))
 
-    def step(self) -> list[Piece]:
+    def step(self) -> list[ScoringPiece]:
         """Wait for news from any process; the pieces that are done."""
         by_connection = {member.connection: member for member in self.members}
         done = []
@@ -90,7 +92,7 @@ class _Pool:
             _wait_for(member.process)
         self.members.clear()
 
-    def _give(self, member: _Member) -> None:
+    def _give(self, member: _ScoringProcess) -> None:
         """The next piece, or leave to end."""
         member.piece = self._left.popleft() if self._left else None
         try:
@@ -101,7 +103,7 @@ class _Pool:
         if member.piece is None:
             self._remove(member)
 
-    def _bury(self, member: _Member) -> None:
+    def _bury(self, member: _ScoringProcess) -> None:
         """Give the piece of a dead process out again, to a new one."""
         piece, member.piece = member.piece, None
         self._remove(member)
@@ -113,7 +115,7 @@ class _Pool:
         self._left.appendleft(piece)
         self.start()
 
-    def _remove(self, member: _Member) -> None:
+    def _remove(self, member: _ScoringProcess) -> None:
         self.members.remove(member)
         member.connection.close()
         _wait_for(member.process)
@@ -128,7 +130,7 @@ def _wait_for(process: subprocess.Popen[bytes]) -> None:
         process.wait()
 
 
-def _died(member: _Member, piece: Piece | None) -> SynclineError:
+def _died(member: _ScoringProcess, piece: ScoringPiece | None) -> SynclineError:
     code = member.process.returncode
     how = signal.Signals(-code).name if code is not None and code < 0 else f"exit code {code}"
     what = f"while scoring {piece.name}, {_MOST_DEATHS} times" if piece is not None else "before its first piece"

@@ -20,9 +20,9 @@ from syncline.data.files.table import TableFile, TableFormat
 from syncline.errors import ConfigError, UnknownName
 from syncline.serving.metadata import ModelMetadata, read_metadata
 from syncline.serving.scoring.engine import Loaded, Runtime, choose, export_to
-from syncline.serving.scoring.job import InputFile, Job, JobFolder
+from syncline.serving.scoring.job import InputFile, JobFolder, ScoringJob
 from syncline.serving.scoring.piece_scorer import Setup
-from syncline.serving.scoring.pieces import ROWS, Piece
+from syncline.serving.scoring.pieces import ROWS, ScoringPiece
 from syncline.serving.scoring.processes import score_all
 from syncline.serving.scoring.tables import PREDICTION, PROBABILITY, columns_for, outputs_to_run
 
@@ -129,7 +129,7 @@ def _model(path: Path, outputs: Sequence[str], checkpoint: int | None) -> tuple[
 
 def _job(
     data: str, metadata: ModelMetadata, outputs: Sequence[str], features: Sequence[str] | None, rows_per_piece: int
-) -> Job:
+) -> ScoringJob:
     store = Store(data)
     name, paths = of_one_format(store, None)
     table_format = format_named(name)
@@ -145,7 +145,7 @@ def _job(
             columns = _checked(file, metadata, outputs, features, store.shown(path))
             size = store.size(path)
             files.append(InputFile(path=path, size_bytes=size, group_rows=file.group_rows))
-    return Job(
+    return ScoringJob(
         model_sha256=metadata.sha256, precision=metadata.precision, location=store.location, format=name,
         features=columns or (), outputs=tuple(outputs), rows_per_piece=rows_per_piece, files=tuple(files),
     )  # fmt: skip
@@ -177,8 +177,8 @@ def _runtime(
     return choose(source, loaded, metadata, rows, processes, folder)
 
 
-def _counting(rows: int, done: int, on_progress: Progress | None) -> Callable[[Piece], None]:
-    def on_done(piece: Piece) -> None:
+def _counting(rows: int, done: int, on_progress: Progress | None) -> Callable[[ScoringPiece], None]:
+    def on_done(piece: ScoringPiece) -> None:
         nonlocal done
         done += piece.rows
         if on_progress is not None:

@@ -22,13 +22,13 @@ from syncline.serving.server.access import Access
 from syncline.serving.server.batching import Outputs
 from syncline.serving.server.limits import Limits
 from syncline.serving.server.messages import InferRequest, encode_response, parse_request
-from syncline.serving.server.metrics import Metrics
+from syncline.serving.server.metrics import ServerMetrics
 from syncline.serving.server.openapi import openapi
 from syncline.serving.server.refusal import RequestRefused
 from syncline.serving.server.registry import LoadedVersion, Registry
 from syncline.serving.server.try_page import try_page
 
-__all__ = ["App", "Manager", "Request", "Response"]
+__all__ = ["App", "HttpRequest", "Manager", "Response"]
 
 EXTENSIONS = ("binary_tensor_data", "model_repository")
 JSON = b"application/json"
@@ -38,7 +38,7 @@ _encode = msgspec.json.encode
 
 
 @dataclass(slots=True)
-class Request:
+class HttpRequest:
     """A whole HTTP request, with the headers that mean something here in lower case."""
 
     method: bytes
@@ -92,7 +92,7 @@ class App:
     """Answers requests of one process."""
 
     def __init__(
-        self, registry: Registry, metrics: Metrics, access: Access, limits: Limits, manager: Manager | None = None
+        self, registry: Registry, metrics: ServerMetrics, access: Access, limits: Limits, manager: Manager | None = None
     ) -> None:
         self.registry, self.metrics, self.access, self.limits = registry, metrics, access, limits
         self.manager = manager or Manager()
@@ -100,7 +100,7 @@ class App:
         self.connections = 0
         self.is_stopping = False
         self._routes: dict[bytes, Route] = {}
-        self._actions: dict[tuple[bytes, str], Callable[[Request, Route, Respond], None]] = {
+        self._actions: dict[tuple[bytes, str], Callable[[HttpRequest, Route, Respond], None]] = {
             (b"POST", "infer"): self._infer,
             (b"POST", "predict"): self._predict,
             (b"GET", "live"): lambda _, __, respond: respond(_json({"live": True})),
@@ -120,7 +120,7 @@ class App:
     def is_ready(self) -> bool:
         return self.registry.is_ready and not self.is_stopping
 
-    def check_head(self, request: Request) -> None:
+    def check_head(self, request: HttpRequest) -> None:
         """Refuse a request by its head, before its body is read."""
         route = self._route(request.target)
         if route.action not in ("live", "ready"):
@@ -134,7 +134,7 @@ class App:
         if request.headers.get(b"content-encoding", b"identity") != b"identity":
             raise RequestRefused("Compressed requests are not supported.", status=415, code="compressed")
 
-    def handle(self, request: Request, respond: Respond) -> None:
+    def handle(self, request: HttpRequest, respond: Respond) -> None:
         """Answer a request that passed `check_head`; never raises."""
         try:
             route = self._route(request.target)
@@ -175,7 +175,7 @@ class App:
             status=503, code="busy", in_flight=self.in_flight, waiting_s=waiting_s,
         )  # fmt: skip
 
-    def _infer(self, request: Request, route: Route, respond: Respond) -> None:
+    def _infer(self, request: HttpRequest, route: Route, respond: Respond) -> None:
         version = self.registry.pick(route.model, route.version)
         self.admit(version)  # before its tensors are read: refusing must be cheap
         if request.headers.get(b"content-type", b"").startswith(b"image/"):
@@ -189,7 +189,7 @@ class App:
 
         self.infer(version, asked.tensors, done)
 
-    def _predict(self, request: Request, route: Route, respond: Respond) -> None:
+    def _predict(self, request: HttpRequest, route: Route, respond: Respond) -> None:
         version = self.registry.pick(route.model, route.version)
         self.admit(version)
         kind = request.headers.get(b"content-type", b"")
@@ -204,21 +204,21 @@ class App:
 
         self.infer(version, tensors, done)
 
-    def _ready(self, request: Request, route: Route, respond: Respond) -> None:
+    def _ready(self, request: HttpRequest, route: Route, respond: Respond) -> None:
         del request, route
         respond(_json({"ready": self.is_ready}, 200 if self.is_ready else 503))
 
-    def _model(self, request: Request, route: Route, respond: Respond) -> None:
+    def _model(self, request: HttpRequest, route: Route, respond: Respond) -> None:
         del request
         version = self.registry.find(route.model, route.version)
         respond(_json(version.as_json(self.registry.versions_of(route.model))))
 
-    def _model_ready(self, request: Request, route: Route, respond: Respond) -> None:
+    def _model_ready(self, request: HttpRequest, route: Route, respond: Respond) -> None:
         del request
         self.registry.find(route.model, route.version)
         respond(_json({"name": route.model, "ready": self.is_ready}, 200 if self.is_ready else 503))
 
-    def _index(self, request: Request, route: Route, respond: Respond) -> None:
+    def _index(self, request: HttpRequest, route: Route, respond: Respond) -> None:
         del route
         try:
             asked = msgspec.json.decode(request.body or b"{}", type=dict[str, Any])
@@ -226,7 +226,7 @@ class App:
             raise RequestRefused(f"The request is not valid: {error}.", code="malformed") from error
         respond(_json(index_of(self.registry, only_ready=bool(asked.get("ready")))))
 
-    def _load(self, request: Request, route: Route, respond: Respond) -> None:
+    def _load(self, request: HttpRequest, route: Route, respond: Respond) -> None:
         del request
         catalog = self.registry.catalog
         known = {v.model for v in catalog.versions} | {v.model for v in catalog.withdrawn}
@@ -241,7 +241,7 @@ class App:
 
         (self.manager.load if route.action == "load" else self.manager.unload)(route.model, done)
 
-    def _metrics(self, request: Request, route: Route, respond: Respond) -> None:
+    def _metrics(self, request: HttpRequest, route: Route, respond: Respond) -> None:
         del request, route
         kind = b"text/plain; version=0.0.4; charset=utf-8"
         self.manager.metrics(self.metric_lines(), lambda text: respond(Response(200, text.encode(), kind)))
@@ -256,7 +256,7 @@ class App:
             gauges["syncline_model_info", labels] = 1
         return self.metrics.lines(gauges)
 
-    def _page(self, request: Request, route: Route, respond: Respond) -> None:
+    def _page(self, request: HttpRequest, route: Route, respond: Respond) -> None:
         del request, route
         headers = ((b"Referrer-Policy", b"no-referrer"), (b"X-Frame-Options", b"DENY"))
         respond(Response(200, try_page(self.registry).encode(), b"text/html; charset=utf-8", headers))

@@ -20,7 +20,7 @@ import numpy as np
 from syncline.serving.server.refusal import RequestRefused
 from syncline.serving.server.tuning import Tuned
 
-__all__ = ["Batcher", "Job", "take_batch"]
+__all__ = ["Batcher", "InferenceJob", "take_batch"]
 
 ON_LOOP_S = 0.002
 """Runs up to this long happen on the event loop."""
@@ -30,7 +30,7 @@ Done = Callable[[Outputs | BaseException], None]
 
 
 @dataclass(slots=True)
-class Job:
+class InferenceJob:
     """One request's tensors, and who is told about the outputs."""
 
     tensors: Mapping[str, np.ndarray]
@@ -42,7 +42,7 @@ class Job:
     since_s: float = field(default_factory=time.monotonic)
 
 
-def take_batch(queue: deque[Job], max_rows: int) -> list[Job]:
+def take_batch(queue: deque[InferenceJob], max_rows: int) -> list[InferenceJob]:
     """Remove from the queue the jobs that run next: its first, and those right behind it that fit.
 
     Order is kept: a job is never overtaken, so none waits forever.
@@ -62,7 +62,7 @@ class Batcher:
 
     def __init__(self, tuned: Tuned, loop: asyncio.AbstractEventLoop, thread: ThreadPoolExecutor) -> None:
         self._tuned, self._loop, self._thread = tuned, loop, thread
-        self._queue: deque[Job] = deque()
+        self._queue: deque[InferenceJob] = deque()
         self._is_running = False
         self._names = tuned.engine.signature.output_names
         self._inputs = tuple(tuned.engine.signature.by_name)
@@ -85,14 +85,14 @@ class Batcher:
             # At the end of this turn of the loop, so that requests which are already here run together.
             self._loop.call_soon(self._run_next)
 
-    def _job(self, tensors: Mapping[str, np.ndarray], done: Done) -> Job:
+    def _job(self, tensors: Mapping[str, np.ndarray], done: Done) -> InferenceJob:
         if self._tuned.max_batch == 1:
-            return Job(tensors, 0, (), done)
+            return InferenceJob(tensors, 0, (), done)
         shapes = [tensors[name].shape for name in self._inputs]
         rows = {shape[0] for shape in shapes}
         # Rows that differ between inputs are an error of this request alone, so that it must fail alone.
         count = rows.pop() if len(rows) == 1 else 0
-        return Job(tensors, count, tuple(shape[1:] for shape in shapes), done)
+        return InferenceJob(tensors, count, tuple(shape[1:] for shape in shapes), done)
 
     def _run_next(self) -> None:
         self._refuse_stale()
@@ -105,11 +105,11 @@ class Batcher:
         else:
             self._thread.submit(self._run_on_thread, jobs)
 
-    def _run_on_thread(self, jobs: list[Job]) -> None:
+    def _run_on_thread(self, jobs: list[InferenceJob]) -> None:
         results = run_together(self._tuned.engine.run, self._names, jobs)
         self._loop.call_soon_threadsafe(self._finish, jobs, results)
 
-    def _finish(self, jobs: list[Job], results: Sequence[Outputs | BaseException]) -> None:
+    def _finish(self, jobs: list[InferenceJob], results: Sequence[Outputs | BaseException]) -> None:
         for job, result in zip(jobs, results, strict=True):
             job.done(result)
         if self._queue:
@@ -126,7 +126,7 @@ class Batcher:
 
 
 def run_together(
-    run: Callable[[Mapping[str, np.ndarray]], list[np.ndarray]], names: Sequence[str], jobs: Sequence[Job]
+    run: Callable[[Mapping[str, np.ndarray]], list[np.ndarray]], names: Sequence[str], jobs: Sequence[InferenceJob]
 ) -> Sequence[Outputs | BaseException]:
     """The outputs of each job, or its own error: if a batch fails, each job runs alone."""
     try:

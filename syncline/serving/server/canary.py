@@ -9,7 +9,7 @@ import statistics
 from collections import deque
 from dataclasses import dataclass, field
 
-__all__ = ["Answers", "Canary", "worse_because"]
+__all__ = ["AnswerStats", "Canary", "worse_because"]
 
 FEWEST = 20
 """No decision before this many answers of each version."""
@@ -21,7 +21,7 @@ _LATENCY_MARGIN_S = 0.001
 
 
 @dataclass
-class Answers:
+class AnswerStats:
     """What one version has answered."""
 
     count: int = 0
@@ -39,7 +39,7 @@ class Answers:
         return self.errors / self.count if self.count else 0.0
 
 
-def worse_because(stable: Answers, canary: Answers) -> str | None:
+def worse_because(stable: AnswerStats, canary: AnswerStats) -> str | None:
     """Why the canary does worse than the stable version; None if it does not, or if it is too early to say."""
     if canary.count < FEWEST or stable.count < FEWEST:
         return None
@@ -58,7 +58,7 @@ class Canary:
 
     def __init__(self, share: float) -> None:
         self.share = share
-        self.stable, self.canary = Answers(), Answers()
+        self.stable, self.canary = AnswerStats(), AnswerStats()
         self._due = 0.0
 
     def takes_next(self) -> bool:

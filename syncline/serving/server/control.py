@@ -15,16 +15,16 @@ from syncline.serving.server.catalog import Catalog
 
 __all__ = [
     "Apply",
-    "Change",
-    "Collect",
+    "ChangeRequest",
+    "CollectMetrics",
     "Done",
     "Lines",
     "Message",
-    "Metrics",
+    "MetricsRequest",
     "Port",
     "Prepare",
     "Prepared",
-    "Ready",
+    "ProcessReady",
     "Text",
 ]
 
@@ -43,7 +43,7 @@ class Apply(msgspec.Struct, frozen=True, tag=True):
     catalog: Catalog
 
 
-class Collect(msgspec.Struct, frozen=True, tag=True):
+class CollectMetrics(msgspec.Struct, frozen=True, tag=True):
     """Supervisor: send your metrics."""
 
     number: int
@@ -63,7 +63,7 @@ class Text(msgspec.Struct, frozen=True, tag=True):
     text: str
 
 
-class Ready(msgspec.Struct, frozen=True, tag=True):
+class ProcessReady(msgspec.Struct, frozen=True, tag=True):
     """Process: serving this generation of the catalog."""
 
     generation: int
@@ -76,7 +76,7 @@ class Prepared(msgspec.Struct, frozen=True, tag=True):
     error: str | None = None
 
 
-class Change(msgspec.Struct, frozen=True, tag=True):
+class ChangeRequest(msgspec.Struct, frozen=True, tag=True):
     """Process: a client, or a canary that does worse, asks for a change."""
 
     number: int
@@ -94,13 +94,15 @@ class Lines(msgspec.Struct, frozen=True, tag=True):
     lines: list[str]
 
 
-class Metrics(msgspec.Struct, frozen=True, tag=True):
+class MetricsRequest(msgspec.Struct, frozen=True, tag=True):
     """Process: a client asks for the metrics of all processes."""
 
     number: int
 
 
-Message = Prepare | Apply | Collect | Done | Text | Ready | Prepared | Change | Lines | Metrics
+Message = (
+    Prepare | Apply | CollectMetrics | Done | Text | ProcessReady | Prepared | ChangeRequest | Lines | MetricsRequest
+)
 _decoder: msgspec.msgpack.Decoder[Any] = msgspec.msgpack.Decoder(Message)
 
 

@@ -1,7 +1,7 @@
 """Engines: what computes a model's outputs. ONNX Runtime by default, torch where a model has no ONNX file.
 
-Here: the protocol `Engine`, and loading. Not here: which requests run together (`batching.py`), and how many threads
-an engine gets (`tuning.py`).
+Here: the protocol `InferenceEngine`, and loading. Not here: which requests run together (`batching.py`), and how many
+threads an engine gets (`tuning.py`).
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from syncline.serving.server.signature import Signature, TensorSpec
 if TYPE_CHECKING:
     import onnxruntime
 
-__all__ = ["TORCH_SUFFIX", "Engine", "OnnxEngine", "load_engine"]
+__all__ = ["TORCH_SUFFIX", "InferenceEngine", "OnnxEngine", "load_engine"]
 
 TORCH_SUFFIX = ".pt2"
 
@@ -32,7 +32,7 @@ _ONNX_TYPES = {
 }  # fmt: skip
 
 
-class Engine(Protocol):
+class InferenceEngine(Protocol):
     """Computes outputs. `run` may be called from any thread, but by one at a time."""
 
     signature: Signature
@@ -67,7 +67,7 @@ class OnnxEngine:
         return found
 
 
-def load_engine(path: Path, threads: int) -> Engine:
+def load_engine(path: Path, threads: int) -> InferenceEngine:
     """The model in a file; `ExportError` if it cannot be loaded."""
     if path.suffix == TORCH_SUFFIX:
         from syncline.serving.server.torch_engine import TorchEngine

@@ -16,7 +16,7 @@ import msgspec
 
 from syncline.errors import SynclineError
 
-__all__ = ["Ask", "Exported", "Exporter", "Failed", "Follow"]
+__all__ = ["Ask", "ExportFailed", "Exported", "Exporter", "Follow"]
 
 
 class Ask(msgspec.Struct, frozen=True, tag=True):
@@ -45,7 +45,7 @@ class Exported(msgspec.Struct, frozen=True, tag=True):
     """What the user should know about it."""
 
 
-class Failed(msgspec.Struct, frozen=True, tag=True):
+class ExportFailed(msgspec.Struct, frozen=True, tag=True):
     """It could not be made."""
 
     number: int
@@ -53,8 +53,8 @@ class Failed(msgspec.Struct, frozen=True, tag=True):
     reason: str
 
 
-Made = Callable[[Exported | Failed], None]
-_answers: msgspec.json.Decoder[Any] = msgspec.json.Decoder(Exported | Failed)
+Made = Callable[[Exported | ExportFailed], None]
+_answers: msgspec.json.Decoder[Any] = msgspec.json.Decoder(Exported | ExportFailed)
 
 
 class Exporter:
@@ -92,7 +92,7 @@ class Exporter:
             return True
         *lines, self._partial = (self._partial + data).split(b"\n")
         for line in lines:
-            answer: Exported | Failed = _answers.decode(line)
+            answer: Exported | ExportFailed = _answers.decode(line)
             _, made = self._pending.pop(answer.number, ("", self._on_followed))
             made(answer)
         if not data:
@@ -124,4 +124,4 @@ class Exporter:
     def _fail_pending(self) -> None:
         pending, self._pending = self._pending, {}
         for number, (what, made) in pending.items():
-            made(Failed(number, what, "The process that exports runs has ended; its error is above."))
+            made(ExportFailed(number, what, "The process that exports runs has ended; its error is above."))

@@ -18,7 +18,7 @@ from typing import Any
 import msgspec
 
 from syncline.boundary import as_expected
-from syncline.serving.server.exporter import Ask, Exported, Failed, Follow
+from syncline.serving.server.exporter import Ask, Exported, ExportFailed, Follow
 from syncline.serving.server.reweigh import RunExporter
 
 __all__ = ["main"]
@@ -30,7 +30,7 @@ _requests: msgspec.json.Decoder[Any] = msgspec.json.Decoder(Ask | Follow)
 class ExporterProcess:
     """The requests, and the runs that are followed with the last step of each."""
 
-    def __init__(self, send: Callable[[Exported | Failed], None]) -> None:
+    def __init__(self, send: Callable[[Exported | ExportFailed], None]) -> None:
         self._send = send
         self._runs: dict[str, RunExporter] = {}
         self._steps: dict[str, int | None] = {}
@@ -73,7 +73,7 @@ class ExporterProcess:
         except Exception as error:  # the server goes on with what it has, and tells the user
             shutil.rmtree(folder, ignore_errors=True)
             known = as_expected(error)
-            self._send(Failed(number, what, str(known) if known else f"{type(error).__name__}: {error}"))
+            self._send(ExportFailed(number, what, str(known) if known else f"{type(error).__name__}: {error}"))
             return False
         run = self._run(what)
         self._send(Exported(number, what, str(path), run.last_step, run.note))
@@ -86,7 +86,7 @@ def main() -> None:
     os.dup2(2, 1)  # what libraries print must not be taken for an answer
     warnings.simplefilter("ignore")
 
-    def send(message: Exported | Failed) -> None:
+    def send(message: Exported | ExportFailed) -> None:
         os.write(output, msgspec.json.encode(message) + b"\n")
 
     process, partial = ExporterProcess(send), b""

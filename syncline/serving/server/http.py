@@ -1,8 +1,8 @@
-"""`HttpConnection`: the bytes of HTTP/1.1, parsed by httptools, in an asyncio protocol.
+"""`HttpConnection`: one client's connection over HTTP/1.1, as an asyncio protocol.
 
-Here: one connection: requests in order, pipelined ones included, limits on size and time, and the access log. There is
-no timer and no task for a connection: a sweep over all of them (`HttpServer.sweep`) finds those that are too slow, so
-that an idle one costs its memory only. Not here: what a request means (`app.py`).
+Here: requests in order, pipelined ones included, their responses, limits on time, and the access log. There is no timer
+and no task for a connection: a sweep over all of them (`HttpServer.sweep`) finds those that are too slow, so that an
+idle one costs its memory only. Not here: the bytes of a request (`request_reader.py`), what it means (`app.py`).
 """
 
 from __future__ import annotations
@@ -12,20 +12,13 @@ from collections import deque
 from http import HTTPStatus
 from typing import cast
 
-import httptools
-
 from syncline.serving.server.access_log import AccessLog
-from syncline.serving.server.app import App, Request, Response, refused
+from syncline.serving.server.app import App, HttpRequest, Response, refused
 from syncline.serving.server.refusal import RequestRefused
+from syncline.serving.server.request_reader import RequestReader
 
 __all__ = ["HttpServer"]
 
-_HEADERS = frozenset(
-    (b"authorization", b"host", b"origin", b"content-type", b"content-encoding", b"content-length", b"expect",
-     b"inference-header-content-length", b"transfer-encoding")
-)  # fmt: skip
-"""The headers that mean something here."""
-_MOST_HEAD_BYTES = 32 * 1024
 _LINGER_S = 2.0
 """How long what a refused client still sends is read and dropped: closing at once would destroy our response."""
 _HEAD = {s.value: b"HTTP/1.1 %d %b\r\nContent-Type: " % (s.value, s.phrase.encode()) for s in HTTPStatus}
@@ -62,13 +55,9 @@ class HttpConnection(asyncio.Protocol):
     def __init__(self, server: HttpServer) -> None:
         self._server, self._app = server, server.app
         self._transport: asyncio.Transport = cast("asyncio.Transport", None)
-        self._parser = httptools.HttpRequestParser(self)
-        self._target = b""
-        self._headers: dict[bytes, bytes] = {}
-        self._body: list[bytes] = []
-        self._size = 0
-        self._waiting: deque[tuple[Request, bool]] = deque()
-        self._is_busy = self._is_refused = self._is_reading = self._is_paused = False
+        self._reader = RequestReader(server.app, self._on_request, self._on_expect)
+        self._waiting: deque[tuple[HttpRequest, bool]] = deque()
+        self._is_busy = self._is_refused = self._is_paused = False
         self._keeps_alive = True
         self._refusal: RequestRefused | None = None
         self._since = server.loop.time()
@@ -95,19 +84,13 @@ class HttpConnection(asyncio.Protocol):
     def data_received(self, data: bytes) -> None:
         if self._is_refused:
             return
+        if not self._reader.is_reading:
+            self._since = self._server.loop.time()
         try:
-            if not self._is_reading:
-                self._is_reading, self._since, self._size = True, self._server.loop.time(), 0
-            self._parser.feed_data(data)
-        except httptools.HttpParserUpgrade:
-            self._is_refused = True  # the request is answered in HTTP/1.1, and nothing more is read
-        except httptools.HttpParserCallbackError as error:
-            cause = error.__context__
-            if not isinstance(cause, RequestRefused):
-                raise
-            self._refuse(cause)
-        except httptools.HttpParserError:
-            self._refuse(RequestRefused("This is not HTTP/1.1.", code="malformed"))
+            if not self._reader.feed(data):
+                self._is_refused = True  # the request is answered in HTTP/1.1, and nothing more is read
+        except RequestRefused as refusal:
+            self._refuse(refusal)
 
     def eof_received(self) -> bool:
         # A client may close its side and wait for the answer.
@@ -123,56 +106,26 @@ class HttpConnection(asyncio.Protocol):
         if len(self._waiting) == 0:
             self._transport.resume_reading()
 
-    # httptools' side
+    # requests and responses
 
-    def on_message_begin(self) -> None:
-        self._target, self._headers, self._body, self._size = b"", {}, [], 0
-
-    def on_url(self, url: bytes) -> None:
-        self._target += url
-        self._count_head(len(url))
-
-    def on_header(self, name: bytes, value: bytes) -> None:
-        self._count_head(len(name) + len(value))
-        name = name.lower()
-        if name in _HEADERS:
-            self._headers[name] = value
-
-    def on_headers_complete(self) -> None:
-        request = Request(self._parser.get_method(), self._target, self._headers)
-        self._app.check_head(request)
-        length = self._headers.get(b"content-length", b"0")
-        if length.isdigit() and int(length) > self._app.limits.body_bytes:
-            raise self._too_large(int(length))
-        self._size = 0
-        if self._headers.get(b"expect", b"").lower() == b"100-continue" and not self._is_busy:
+    def _on_expect(self) -> None:
+        """The client waits for leave to send the body."""
+        if not self._is_busy:
             self._transport.write(b"HTTP/1.1 100 Continue\r\n\r\n")
 
-    def on_body(self, body: bytes) -> None:
-        self._size += len(body)
-        if self._size > self._app.limits.body_bytes:
-            raise self._too_large(self._size)
-        self._body.append(body)
-
-    def on_message_complete(self) -> None:
-        body = self._body[0] if len(self._body) == 1 else b"".join(self._body)
-        request = Request(self._parser.get_method(), self._target, self._headers, body)
-        self._body, self._is_reading = [], False
-        keeps_alive = self._parser.should_keep_alive() and not self._parser.should_upgrade()
+    def _on_request(self, request: HttpRequest, keeps_alive: bool) -> None:
         if self._is_busy:
             self._waiting.append((request, keeps_alive))
             self._transport.pause_reading()
         else:
             self._start(request, keeps_alive)
 
-    # requests and responses
-
-    def _start(self, request: Request, keeps_alive: bool) -> None:
+    def _start(self, request: HttpRequest, keeps_alive: bool) -> None:
         self._is_busy, self._keeps_alive = True, keeps_alive
         self._began = self._since = self._server.loop.time()
         self._app.handle(request, lambda response: self._respond(response, request))
 
-    def _respond(self, response: Response, request: Request) -> None:
+    def _respond(self, response: Response, request: HttpRequest) -> None:
         log = self._server.log
         if log.is_on:
             log.add(request.method, request.target, response, self._server.loop.time() - self._began)
@@ -210,30 +163,15 @@ class HttpConnection(asyncio.Protocol):
 
     def _refuse(self, refusal: RequestRefused) -> None:
         """Answer with an error, and read no more requests: where the next one would begin is not certain."""
-        self._is_refused, self._since, self._body = True, self._server.loop.time(), []
+        self._is_refused, self._since = True, self._server.loop.time()
+        self._reader.drop_body()
         if self._is_busy or self._waiting:  # earlier requests are answered first
             self._refusal = refusal
             return
         response = refused(refusal)
         self._write(response, is_last=True)
         if self._server.log.is_on:
-            self._server.log.add(self._parser_method(), self._target, response, 0.0)
-
-    def _parser_method(self) -> bytes:
-        method: bytes = self._parser.get_method() if self._target else b""
-        return method
-
-    def _count_head(self, size: int) -> None:
-        self._size += size
-        if self._size > _MOST_HEAD_BYTES:
-            raise RequestRefused("The head of the request is too long.", status=431, code="head-too-long")
-
-    def _too_large(self, size: int) -> RequestRefused:
-        most = self._app.limits.body_bytes
-        return RequestRefused(
-            f"The request has {size:,} bytes or more; {most:,} are allowed.",
-            status=413, code="too-large", size_bytes=size, most_bytes=most,
-        )  # fmt: skip
+            self._server.log.add(self._reader.method, self._reader.target, response, 0.0)
 
     # time
 
@@ -243,14 +181,14 @@ class HttpConnection(asyncio.Protocol):
             return False  # the queue has its own limit
         if self._is_refused:
             return elapsed > _LINGER_S
-        return elapsed > (limits.receive_s if self._is_reading or self._is_paused else limits.idle_s)
+        return elapsed > (limits.receive_s if self._reader.is_reading or self._is_paused else limits.idle_s)
 
     def close_overdue(self) -> None:
-        if self._is_reading and not self._is_refused:
+        if self._reader.is_reading and not self._is_refused:
             limit = self._app.limits.receive_s
             self._refuse(RequestRefused(f"The request did not arrive within {limit:g} s.", status=408, code="slow"))
         self._transport.abort() if self._is_paused else self._transport.close()
 
     def close_if_idle(self) -> None:
-        if not self._is_busy and not self._is_reading and not self._waiting:
+        if not self._is_busy and not self._reader.is_reading and not self._waiting:
             self._transport.close()

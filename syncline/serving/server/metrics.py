@@ -10,7 +10,7 @@ from bisect import bisect_left
 from collections import Counter
 from collections.abc import Iterable, Mapping
 
-__all__ = ["Metrics", "merged"]
+__all__ = ["ServerMetrics", "merged"]
 
 BUCKETS_S = (0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5)
 _HELP = {
@@ -25,7 +25,7 @@ _HELP = {
 }
 
 
-class Metrics:
+class ServerMetrics:
     """Counts what happens in one process."""
 
     def __init__(self, process: int = 0) -> None:

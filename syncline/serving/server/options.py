@@ -19,7 +19,7 @@ from syncline.models.zoo import pretrained
 from syncline.serving.metadata import require
 from syncline.serving.server.access import LOOPBACK
 from syncline.serving.server.limits import Limits
-from syncline.serving.server.sources import Source, sources_of
+from syncline.serving.server.sources import ModelSource, sources_of
 from syncline.telemetry.run_dir import RunDir
 
 if TYPE_CHECKING:
@@ -105,7 +105,7 @@ def token_of(path: Path | None) -> str:
     return token
 
 
-def _check(options: ServeOptions, sources: list[Source]) -> None:
+def _check(options: ServeOptions, sources: list[ModelSource]) -> None:
     for setting in ("processes", "max_batch"):
         if (value := getattr(options, setting)) < 1:
             raise ConfigError.for_setting(setting, value, "1 or more")

@@ -24,22 +24,22 @@ from syncline.serving.server.app import App, Manager
 from syncline.serving.server.catalog import Catalog, ServedVersion
 from syncline.serving.server.control import (
     Apply,
-    Change,
-    Collect,
+    ChangeRequest,
+    CollectMetrics,
     Done,
     Lines,
     Message,
+    MetricsRequest,
     Port,
     Prepare,
     Prepared,
-    Ready,
+    ProcessReady,
     Text,
 )
-from syncline.serving.server.control import Metrics as MetricsWanted
 from syncline.serving.server.http import HttpServer
 from syncline.serving.server.limits import Limits
 from syncline.serving.server.loading import Loader
-from syncline.serving.server.metrics import Metrics
+from syncline.serving.server.metrics import ServerMetrics
 from syncline.serving.server.registry import LoadedVersion, Registry
 
 __all__ = ["ProcessSettings", "run_process"]
@@ -70,17 +70,17 @@ def run_process(number: int, listener: socket.socket, port: Port, catalog: Catal
 
 
 async def _serve(number: int, listener: socket.socket, port: Port, catalog: Catalog, settings: ProcessSettings) -> None:
-    await _Process(number, port, settings).serve(listener, catalog)
+    await _ServerProcess(number, port, settings).serve(listener, catalog)
 
 
-class _Process:
+class _ServerProcess:
     """The parts of one process, on its event loop."""
 
     def __init__(self, number: int, port: Port, settings: ProcessSettings) -> None:
         self._loop = asyncio.get_running_loop()
         self._port, self._settings, self._limits = port, settings, settings.limits
         self._orders = _Orders(port)
-        metrics = Metrics(number)
+        metrics = ServerMetrics(number)
         self._registry = Registry(metrics, self._orders.roll_back)
         self._app = App(self._registry, metrics, Access(settings.token), self._limits, self._orders)
         self._http = HttpServer(self._app, AccessLog(settings.log_descriptor, number), self._loop)
@@ -105,7 +105,7 @@ class _Process:
             self._http.connect, sock=listener, backlog=_BACKLOG, ssl=_tls(self._settings.tls)
         )
         grpc_server = await self._start_grpc()
-        self._port.send(Ready(catalog.generation))
+        self._port.send(ProcessReady(catalog.generation))
         chores = [asyncio.create_task(self._sweep()), asyncio.create_task(self._follow_orders())]
         await self._stopping.wait()
         await self._stop(server, grpc_server)
@@ -145,7 +145,7 @@ class _Process:
             self._stopping.set()
         elif isinstance(message, Prepare | Apply):
             self._messages.put_nowait(message)
-        elif isinstance(message, Collect):
+        elif isinstance(message, CollectMetrics):
             self._port.send(Lines(message.number, self._app.metric_lines()))
         else:
             self._orders.on_answer(message)
@@ -160,7 +160,7 @@ class _Process:
             except Exception as problem:  # whatever is wrong with a model, the served ones go on
                 error = str(problem)
             if isinstance(order, Apply) and error is None:
-                self._port.send(Ready(generation))
+                self._port.send(ProcessReady(generation))
             else:
                 self._port.send(Prepared(generation, error))
 
@@ -191,10 +191,10 @@ class _Orders(Manager):
         del own
         number = next(self._numbers)
         self._waiting[number] = done
-        self._port.send(MetricsWanted(number))
+        self._port.send(MetricsRequest(number))
 
     def roll_back(self, served: ServedVersion, reason: str) -> None:
-        self._port.send(Change(0, "roll-back", served.model, served.version, reason))
+        self._port.send(ChangeRequest(0, "roll-back", served.model, served.version, reason))
 
     def on_answer(self, message: Message) -> None:
         if isinstance(message, Done | Text) and (done := self._waiting.pop(message.number, None)) is not None:
@@ -203,7 +203,7 @@ class _Orders(Manager):
     def _ask(self, action: str, model: str, done: Callable[[str | None], None]) -> None:
         number = next(self._numbers)
         self._waiting[number] = done
-        self._port.send(Change(number, action, model))
+        self._port.send(ChangeRequest(number, action, model))
 
 
 def _tls(files: tuple[str, str] | None) -> ssl.SSLContext | None:

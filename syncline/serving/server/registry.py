@@ -18,7 +18,7 @@ from syncline.serving.metadata import ModelMetadata
 from syncline.serving.server.batching import Batcher
 from syncline.serving.server.canary import Canary
 from syncline.serving.server.catalog import Catalog, ServedVersion
-from syncline.serving.server.metrics import Metrics
+from syncline.serving.server.metrics import ServerMetrics
 from syncline.serving.server.refusal import RequestRefused
 from syncline.serving.server.signature import Signature
 from syncline.serving.server.tuning import Tuned
@@ -59,7 +59,7 @@ class LoadedVersion:
 
 
 @dataclass
-class _Model:
+class _ServedModel:
     versions: dict[str, LoadedVersion] = field(default_factory=dict)
     stable: LoadedVersion | None = None
     candidate: LoadedVersion | None = None
@@ -70,8 +70,8 @@ class _Model:
 class Registry:
     """The models of one process."""
 
-    def __init__(self, metrics: Metrics, on_worse: Callable[[ServedVersion, str], None]) -> None:
-        self._models: dict[str, _Model] = {}
+    def __init__(self, metrics: ServerMetrics, on_worse: Callable[[ServedVersion, str], None]) -> None:
+        self._models: dict[str, _ServedModel] = {}
         self._metrics, self._on_worse = metrics, on_worse
         self.catalog = Catalog()
         self.is_ready = False
@@ -81,9 +81,9 @@ class Registry:
 
     def apply(self, catalog: Catalog, loaded: Mapping[tuple[str, str], LoadedVersion]) -> None:
         """Serve exactly this catalog from now on; `loaded` holds all of its versions."""
-        models: dict[str, _Model] = {}
+        models: dict[str, _ServedModel] = {}
         for served in catalog.versions:
-            model = models.setdefault(served.model, _Model())
+            model = models.setdefault(served.model, _ServedModel())
             version = loaded[served.key]
             version.served = served
             model.versions[served.version] = version
@@ -172,7 +172,7 @@ class Registry:
             return before.canary
         return Canary(candidate.served.share)
 
-    def _model(self, name: str) -> _Model:
+    def _model(self, name: str) -> _ServedModel:
         model = self._models.get(name)
         if model is None:
             raise RequestRefused(

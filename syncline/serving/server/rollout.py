@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 
 from syncline.serving.server.catalog import Catalog
-from syncline.serving.server.control import Apply, Message, Prepare, Prepared, Ready
+from syncline.serving.server.control import Apply, Message, Prepare, Prepared, ProcessReady
 
 __all__ = ["Rollout"]
 
@@ -88,8 +88,8 @@ class Rollout:
             self._current.waiting.discard(process)
             self._check()
 
-    def on_message(self, process: int, message: Ready | Prepared) -> None:
-        if isinstance(message, Ready):
+    def on_message(self, process: int, message: ProcessReady | Prepared) -> None:
+        if isinstance(message, ProcessReady):
             self.on_ready(process, message.generation)
         else:
             self.on_prepared(process, message)

@@ -15,13 +15,13 @@ from pathlib import Path
 from syncline.errors import ConfigError
 from syncline.serving.server.catalog import Role
 
-__all__ = ["Source", "read_share", "snapshot", "sources_of"]
+__all__ = ["ModelSource", "read_share", "snapshot", "sources_of"]
 
 _NAME = re.compile(r"[A-Za-z0-9_.-]{1,100}")
 
 
 @dataclass(frozen=True, kw_only=True)
-class Source:
+class ModelSource:
     """One file or run, and what it becomes."""
 
     what: str
@@ -36,7 +36,7 @@ class Source:
 
 def sources_of(
     what: Sequence[str], *, name: str | None = None, canary: float | None = None, shadow: bool = False
-) -> list[Source]:
+) -> list[ModelSource]:
     """The sources in order. With one name, the last is the stable version, or the canary or shadow of the first."""
     if not what:
         raise ConfigError("Name a run directory or an ONNX file to serve.", code="nothing-to-serve")
@@ -50,14 +50,17 @@ def sources_of(
             )  # fmt: skip
         model = _checked(name or _name_of(what[0]))
         role: Role = "shadow" if shadow else "canary"
-        return [Source(what=what[0], model=model), Source(what=what[1], model=model, role=role, share=canary or 0.0)]
+        return [
+            ModelSource(what=what[0], model=model),
+            ModelSource(what=what[1], model=model, role=role, share=canary or 0.0),
+        ]
     if name is not None:
         last = len(what) - 1
         return [
-            Source(what=one, model=_checked(name), role="stable" if k == last else "pinned")
+            ModelSource(what=one, model=_checked(name), role="stable" if k == last else "pinned")
             for k, one in enumerate(what)
         ]
-    found = [Source(what=one, model=_checked(_name_of(one))) for one in what]
+    found = [ModelSource(what=one, model=_checked(_name_of(one))) for one in what]
     names = [one.model for one in found]
     if len(set(names)) < len(names):
         raise ConfigError(

@@ -2,8 +2,8 @@
 
 It holds the listening sockets, one for each process on the same port (SO_REUSEPORT), so that connections which wait for
 a killed process are accepted by its replacement. It has one thread and never loads a model: so it can fork, which takes
-milliseconds. Not here: one process (`process.py`), the phases of a change (`rollout.py`), files made of runs
-(`exporter.py`).
+milliseconds. Not here: one process (`process.py`), the phases of a change (`rollout.py`), the files that are served
+(`version_builder.py`), the metrics of all processes (`metrics_collector.py`).
 """
 
 from __future__ import annotations
@@ -13,44 +13,38 @@ import dataclasses
 import gc
 import os
 import selectors
-import shutil
 import signal
 import socket
 import sys
-import tempfile
 import time
 import traceback
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
-from pathlib import Path
+from dataclasses import dataclass
 from types import FrameType
 from typing import Any
 
 from syncline.errors import ConfigError, SynclineError
-from syncline.serving.server.catalog import Catalog, ServedVersion
+from syncline.serving.server.catalog import Catalog
 from syncline.serving.server.control import (
-    Change,
-    Collect,
+    ChangeRequest,
     Done,
     Lines,
     Message,
-    Metrics,
+    MetricsRequest,
     Port,
     Prepared,
-    Ready,
-    Text,
+    ProcessReady,
 )
-from syncline.serving.server.exporter import Exported, Exporter, Failed
-from syncline.serving.server.metrics import merged
+from syncline.serving.server.metrics_collector import MetricsCollector
 from syncline.serving.server.process import ProcessSettings, run_process
 from syncline.serving.server.rollout import Rollout
-from syncline.serving.server.sources import Source, snapshot
-from syncline.serving.server.versions import replaced, rolled_back, unloaded
+from syncline.serving.server.sources import ModelSource
+from syncline.serving.server.version_builder import VersionBuilder
+from syncline.serving.server.versions import rolled_back, unloaded
 
 __all__ = ["Supervisor", "SupervisorSettings"]
 
 _MOST_FAILED_STARTS = 5
-_COLLECT_S = 1.0
 _BACKLOG = 2048
 _POLL_S = 0.25
 
@@ -59,7 +53,7 @@ _POLL_S = 0.25
 class SupervisorSettings:
     """What to serve, and where."""
 
-    sources: list[Source]
+    sources: list[ModelSource]
     process: ProcessSettings
     host: str = "127.0.0.1"
     port: int = 0
@@ -79,17 +73,6 @@ class _Child:
     is_ready: bool = False
 
 
-@dataclass
-class _Scrape:
-    """A request for metrics that waits for the processes."""
-
-    asker: int
-    number: int
-    waiting: set[int]
-    until_s: float
-    lines: dict[int, list[str]] = field(default_factory=dict)
-
-
 class Supervisor:
     """Use it as a context: the processes run from its start to its end."""
 
@@ -104,15 +87,13 @@ class Supervisor:
             self._reserve_grpc(settings.grpc_port)
         self._children: dict[int, _Child] = {}
         self._rollout = Rollout(Catalog(), self._send)
-        self._scrapes: list[_Scrape] = []
+        self._metrics = MetricsCollector(lambda: self._rollout.ready, self._send)
         self._failed_starts = 0
         self._is_stopping = False
         self._selector = selectors.DefaultSelector()
-        self._folder = tempfile.TemporaryDirectory(prefix="syncline-serve-")
-        self._copies = 0
-        self._pending: list[str] = []
-        self._files: set[str] = set()
-        self._exporter: Exporter | None = None
+        self._versions = VersionBuilder(
+            settings.sources, self._rollout, self._selector, settings.say, follows=settings.follow
+        )
 
     def _reserve_grpc(self, port: int) -> None:
         """Keep a port that all processes can bind; gRPC opens its sockets itself."""
@@ -131,8 +112,7 @@ class Supervisor:
             with self._signals():
                 import onnxruntime  # noqa: F401 - once, here, so that a replacement need not: it starts no thread
 
-                self._make_first()
-                self._files = {version.path for version in self._rollout.catalog.versions}
+                self._versions.build_first(self._until)
                 for number in range(self._settings.processes):
                     self._start(number)
                 self._until(lambda: len(self._rollout.ready) == self._settings.processes)
@@ -155,99 +135,6 @@ class Supervisor:
 
         self._selector.register(descriptor, selectors.EVENT_READ, look)
 
-    # what is served
-
-    def _make_first(self) -> None:
-        """The first catalog: all sources, or the first error."""
-        made: dict[int, ServedVersion] = {}
-        errors: list[str] = []
-        for k, source in enumerate(self._settings.sources):
-            self._make(source, lambda new, k=k: made.update({k: new}), errors.append)  # type: ignore[misc]
-        self._until(lambda: len(made) == len(self._settings.sources) or bool(errors))
-        if errors:
-            raise SynclineError(errors[0], code="cannot-serve")
-        catalog = self._rollout.catalog
-        for _, new in sorted(made.items()):
-            catalog = replaced(catalog, None, new, "")
-        self._rollout.catalog = catalog
-        if self._settings.follow:
-            runs = [source.what for source in self._settings.sources if not source.is_file]
-            self._exports().follow(runs, Path(self._folder.name))
-
-    def _make(self, source: Source, made: Callable[[ServedVersion], None], failed: Callable[[str], None]) -> None:
-        """A version with a file that never changes: a copy, or the export of a run."""
-        self._copies += 1
-        folder = Path(self._folder.name) / f"copy-{self._copies}"
-        try:
-            if source.is_file:
-                made(_served(source, snapshot(Path(source.what), folder), None))
-                return
-
-            def answered(answer: Exported | Failed) -> None:
-                if isinstance(answer, Failed):
-                    failed(answer.reason)
-                else:
-                    if answer.note:
-                        self._settings.say(answer.note)
-                    made(_served(source, Path(answer.path), answer.step))
-
-            self._exports().ask(source.what, folder, answered)
-        except SynclineError as error:
-            failed(str(error))
-
-    def _exports(self) -> Exporter:
-        if self._exporter is None:
-            self._exporter = Exporter(self._on_followed)
-            self._selector.register(self._exporter.output, selectors.EVENT_READ, self._on_exports)
-        return self._exporter
-
-    def _on_exports(self) -> None:
-        assert self._exporter is not None
-        if not self._exporter.receive():
-            self._selector.unregister(self._exporter.output)
-            self._exporter.close()
-            self._exporter = None
-            if self._settings.follow:
-                self._settings.say("The process that exports runs has ended: new checkpoints are not served.")
-
-    def _on_followed(self, answer: Exported | Failed) -> None:
-        """The exporter has made a file of a newer checkpoint."""
-        if isinstance(answer, Failed):
-            self._settings.say(f"The newest checkpoint of {answer.what} is not served: {answer.reason}")
-            return
-
-        def finished(error: str | None) -> None:
-            shown = f"step {answer.step} of {answer.what}"
-            self._settings.say(f"Serving {shown}." if error is None else f"Not serving {shown}: {error}")
-
-        for source in self._settings.sources:
-            if source.what == answer.what:
-                self._put(source, _served(source, Path(answer.path), answer.step), finished)
-
-    def _put(self, source: Source, new: ServedVersion, finished: Callable[[str | None], None]) -> None:
-        """Serve `new` in place of the version that the same source has made before."""
-        self._pending.append(new.path)
-
-        def edit(catalog: Catalog) -> Catalog:
-            same = (source.model, source.what, source.role)
-            old = next((v for v in catalog.versions if (v.model, v.source, v.role) == same), None)
-            return replaced(catalog, old, new, "replaced by a newer version")
-
-        def done(error: str | None) -> None:
-            self._pending.remove(new.path)
-            self._remove_copies(new.path)
-            finished(error)
-
-        self._rollout.change(edit, done)
-
-    def _remove_copies(self, made: str) -> None:
-        """Remove the files that no version is made of any more."""
-        self._files.add(made)
-        used = {version.path for version in self._rollout.catalog.versions}
-        for path in self._files - used - set(self._pending):
-            self._files.discard(path)
-            shutil.rmtree(Path(path).parent, ignore_errors=True)
-
     # messages of the processes
 
     def _on_message(self, child: _Child) -> None:
@@ -256,18 +143,18 @@ class Supervisor:
             self._selector.unregister(child.port.socket)  # its end is noticed by waitpid
         elif isinstance(message, Prepared) and not child.is_ready:
             raise SynclineError(message.error or "", code="cannot-serve")  # the model cannot be loaded at all
-        elif isinstance(message, Ready | Prepared):
-            if isinstance(message, Ready) and not child.is_ready:
+        elif isinstance(message, ProcessReady | Prepared):
+            if isinstance(message, ProcessReady) and not child.is_ready:
                 child.is_ready, self._failed_starts = True, 0
             self._rollout.on_message(child.number, message)
-        elif isinstance(message, Change):
+        elif isinstance(message, ChangeRequest):
             self._change(child.number, message)
-        elif isinstance(message, Metrics):
-            self._collect(child.number, message.number)
+        elif isinstance(message, MetricsRequest):
+            self._metrics.collect(child.number, message.number)
         elif isinstance(message, Lines):
-            self._collected(child.number, message)
+            self._metrics.on_lines(child.number, message)
 
-    def _change(self, asker: int, asked: Change) -> None:
+    def _change(self, asker: int, asked: ChangeRequest) -> None:
         def finished(error: str | None) -> None:
             self._send(asker, Done(asked.number, error))
 
@@ -277,43 +164,7 @@ class Supervisor:
         elif asked.action == "unload":
             self._rollout.change(lambda c: unloaded(c, asked.model, "unloaded"), finished)
         else:
-            self._reload(asked.model, finished)
-
-    def _reload(self, model: str, finished: Callable[[str | None], None]) -> None:
-        """Read all sources of a model again."""
-        sources = [source for source in self._settings.sources if source.model == model]
-        errors: list[str] = []
-        left = len(sources)
-
-        def one_is_done(error: str | None) -> None:
-            nonlocal left
-            left -= 1
-            errors.extend(filter(None, [error]))
-            if not left:
-                finished(" ".join(errors) or None)
-
-        for source in sources:
-            self._make(source, lambda new, source=source: self._put(source, new, one_is_done), one_is_done)  # type: ignore[misc]
-
-    def _collect(self, asker: int, number: int) -> None:
-        ready = set(self._rollout.ready)
-        self._scrapes.append(_Scrape(asker, number, ready, time.monotonic() + _COLLECT_S))
-        for process in ready:
-            self._send(process, Collect(number))
-
-    def _collected(self, process: int, message: Lines) -> None:
-        for scrape in self._scrapes:
-            if scrape.number == message.number and process in scrape.waiting:
-                scrape.waiting.discard(process)
-                scrape.lines[process] = message.lines
-                break
-        self._answer_scrapes()
-
-    def _answer_scrapes(self) -> None:
-        now = time.monotonic()
-        for scrape in [s for s in self._scrapes if not s.waiting or s.until_s < now]:
-            self._scrapes.remove(scrape)
-            self._send(scrape.asker, Text(scrape.number, merged(scrape.lines.values())))
+            self._versions.reload(asked.model, finished)
 
     def _send(self, process: int, message: Message) -> None:
         child = self._children.get(process)
@@ -364,8 +215,7 @@ class Supervisor:
         for k, listener in enumerate(self._listeners):
             if k != number:
                 listener.close()
-        if self._exporter is not None:
-            self._exporter.forget()
+        self._versions.forget()
 
     def _reap(self) -> None:
         for child in list(self._children.values()):
@@ -390,8 +240,7 @@ class Supervisor:
         child.port.close()
         del self._children[child.number]
         self._rollout.on_gone(child.number)
-        for scrape in self._scrapes:
-            scrape.waiting.discard(child.number)
+        self._metrics.on_gone(child.number)
 
     # the loop
 
@@ -400,7 +249,7 @@ class Supervisor:
             for key, _ in self._selector.select(_POLL_S):
                 key.data()
             self._reap()
-            self._answer_scrapes()
+            self._metrics.answer()
 
     @contextlib.contextmanager
     def _signals(self) -> Iterator[None]:
@@ -444,17 +293,8 @@ class Supervisor:
             os.kill(child.pid, signal.SIGKILL)
             os.waitpid(child.pid, 0)
             self._forget(child)
-        if self._exporter is not None:
-            self._exporter.close()
+        self._versions.close()
         self._selector.close()
-        self._folder.cleanup()
-
-
-def _served(source: Source, path: Path, step: int | None) -> ServedVersion:
-    return ServedVersion(
-        model=source.model, version="0", path=str(path), role=source.role, share=source.share, source=source.what,
-        step=step,
-    )  # fmt: skip
 
 
 def _listeners(host: str, port: int, count: int) -> list[socket.socket]:

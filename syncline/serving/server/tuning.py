@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 
 from syncline.serving.server.datatypes import DTYPES
-from syncline.serving.server.engine import Engine
+from syncline.serving.server.engine import InferenceEngine
 from syncline.serving.server.signature import TensorSpec
 
 __all__ = ["Tuned", "probe", "tune"]
@@ -35,7 +35,7 @@ _ANY_SIZE = 16
 class Tuned:
     """An engine and what was measured of it."""
 
-    engine: Engine
+    engine: InferenceEngine
     threads: int
     run_s: float
     """The time of one sample; 0 if the model could not be measured."""
@@ -47,7 +47,7 @@ class Tuned:
     """Whether a row of a batch had exactly the bits that it has alone."""
 
 
-def tune(load: Callable[[int], Engine], cores: int, max_batch: int, threads: int | None = None) -> Tuned:
+def tune(load: Callable[[int], InferenceEngine], cores: int, max_batch: int, threads: int | None = None) -> Tuned:
     """Load the model with the number of threads that is fastest, and measure it."""
     chosen = load(threads or 1)
     count = threads or 1
@@ -62,7 +62,7 @@ def tune(load: Callable[[int], Engine], cores: int, max_batch: int, threads: int
     return Tuned(chosen, count, alone_s, batch_s, max_batch if allowed else 1, is_bit_equal)
 
 
-def probe(engine: Engine, rows: int) -> tuple[bool, bool]:
+def probe(engine: InferenceEngine, rows: int) -> tuple[bool, bool]:
     """Whether rows of a batch are independent of one another, and whether they equal single rows to the bit."""
     if not engine.shares_batch_dimension:
         return False, True
@@ -91,7 +91,7 @@ def _is_close(left: np.ndarray, right: np.ndarray) -> bool:
     return bool(np.allclose(left, right, rtol=_TOLERANCE, atol=_TOLERANCE * scale, equal_nan=True))
 
 
-def _time_of(engine: Engine, rows: int) -> float:
+def _time_of(engine: InferenceEngine, rows: int) -> float:
     """The median seconds of a run; 0 if the model does not take our samples."""
     sample = _sample(engine, rows)
     times: list[float] = []
@@ -107,7 +107,7 @@ def _time_of(engine: Engine, rows: int) -> float:
     return sorted(times)[len(times) // 2] if times else time.perf_counter() - start
 
 
-def _sample(engine: Engine, rows: int) -> dict[str, np.ndarray]:
+def _sample(engine: InferenceEngine, rows: int) -> dict[str, np.ndarray]:
     random = np.random.default_rng(0)
     return {spec.name: _values(spec, rows, random) for spec in engine.signature.inputs}
 

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from syncline.lab.bench.saving import step_times
-from syncline.lab.bench.scripts.saving_plain import LENGTH, VOCABULARY, Transformer, samples
+from syncline.lab.bench.scripts.saving_plain import LENGTH, VOCABULARY, BenchTransformer, samples
 from syncline.telemetry.events import CheckpointSaved, Event, Progress
 
 
@@ -22,7 +22,7 @@ def test_the_time_of_a_checkpoint_is_in_the_step_after_it():
 
 
 def test_the_model_has_86_million_parameters_and_predicts_a_token_at_each_place():
-    model = Transformer(1)
+    model = BenchTransformer(1)
     block = sum(p.numel() for p in model.blocks.parameters())
     rest = sum(p.numel() for p in model.parameters()) - block
     assert 86e6 < 12 * block + rest < 87e6

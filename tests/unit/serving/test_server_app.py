@@ -22,7 +22,7 @@ from syncline.serving.server.batching import Batcher
 from syncline.serving.server.catalog import Catalog, ServedVersion, Withdrawn
 from syncline.serving.server.http import HttpServer
 from syncline.serving.server.limits import Limits
-from syncline.serving.server.metrics import Metrics
+from syncline.serving.server.metrics import ServerMetrics
 from syncline.serving.server.options import ServeOptions, make_supervisor, token_of
 from syncline.serving.server.registry import LoadedVersion, Registry
 from syncline.serving.server.signature import Signature, TensorSpec
@@ -79,7 +79,7 @@ class World:
     def __init__(self, engine=None, *, token=None, limits=None, versions=None, log=None) -> None:
         self.loop = asyncio.new_event_loop()
         self.rolled_back = []
-        metrics = Metrics()
+        metrics = ServerMetrics()
         self.registry = Registry(metrics, lambda served, reason: self.rolled_back.append((served.version, reason)))
         self.app = App(self.registry, metrics, Access(token), limits or Limits())
         self.http = HttpServer(self.app, AccessLog(log), self.loop)

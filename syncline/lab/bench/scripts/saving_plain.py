@@ -21,7 +21,7 @@ _STEPS = 4
 _LR = 0.01
 
 
-class Transformer(nn.Module):
+class BenchTransformer(nn.Module):
     """Blocks as in GPT-2, of some seven million parameters each."""
 
     def __init__(self, layers: int) -> None:
@@ -51,7 +51,7 @@ def samples(count: int) -> tuple[torch.Tensor, torch.Tensor]:
 
 def main() -> None:
     torch.set_num_threads(1)
-    model = Transformer(int(sys.argv[1]))
+    model = BenchTransformer(int(sys.argv[1]))
     optimizer = torch.optim.SGD(model.parameters(), lr=_LR)
     inputs, targets = samples(_STEPS * SHARE)
     peak = Peak(torch.device("cpu"))
