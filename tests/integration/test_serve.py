@@ -370,7 +370,7 @@ def test_a_killed_process_is_replaced_and_costs_its_requests_in_flight_only(tmp_
 
 
 def test_requests_in_flight_end_before_the_server_does(tmp_path):
-    slow(tmp_path / "m.onnx", size=2048, rounds=500)  # a second, so that the three are seen in flight together
+    slow(tmp_path / "m.onnx", size=2048, rounds=150)  # long enough that three are seen in flight together
     body = request_of(1.0, 2048)
     with served(tmp_path / "m.onnx") as (process, port), ThreadPoolExecutor(3) as pool:
         clients = [Client(port) for _ in range(3)]
