@@ -29,7 +29,7 @@ from syncline.compute.memory import Peak
 from syncline.data.ledger import Line, RecentLines
 from syncline.data.order import step_seed
 from syncline.errors import PeerFailed
-from syncline.layouts.grid import Grid, WorkerPlace
+from syncline.layouts.grid import WorkerPlace
 from syncline.layouts.layout import read_layout
 from syncline.planning.plan import Plan, WorkerPlan
 from syncline.strategies.reading import read_strategy
@@ -69,7 +69,7 @@ class Session:
         self.until_view_ends = ExitStack()
         """What is open in the current View only: it is closed, last opened first, when this worker leaves the View."""
         self.strategy, self.layout = read_strategy(plan.strategy), read_layout(plan.layout)
-        self.place = WorkerPlace(Grid(), 0, (worker_id,))
+        self.place = WorkerPlace(self.layout.grid(plan.size), worker_id % plan.size, tuple(range(plan.size)))
         """This worker's place among the members of the View."""
         # Workers that train independently between exchanges must not wait for each other inside a forward pass.
         self.has_global_batch_norm = plan.batch_norm == "global" and self.strategy.method.is_lock_step
