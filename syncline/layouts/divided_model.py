@@ -60,7 +60,6 @@ class TensorSplit:
         self.leaves = [_rows_of(named[name], size, rank) for name in sorted(self.split.divided)]
         """This worker's rows of each divided parameter. Backward leaves their gradients there."""
         self._leaf_of: dict[torch.Tensor, nn.Parameter] = {leaf.original: leaf.leaf for leaf in self.leaves}
-        self._own = self.pieces(rank)
         self._exchange = ActivationExchange(collective)
         self._modules = {model.get_submodule(layer.name): layer.kind for layer in self.split.layers}
         self._divide()

@@ -173,7 +173,8 @@ class SharedModelExchange(LocalExchange):
     def bytes_of_others(self) -> int:
         """How much of the shared memory is not this worker's part of it."""
         size = self._grid.per_replica
-        return self._shared_bytes * (size - 1) // size
+        activations = self._divided.shared_bytes if self._cell is not None and self._divided is not None else 0
+        return (self._shared_bytes + activations) * (size - 1) // size
 
     def before_backward(self, weight: float) -> None:
         """Sum gradients from now on as they become complete."""

@@ -1,7 +1,7 @@
 """Trained models outside of a run: exported files, scoring of many rows, and the server.
 
 ONNX Runtime 1.29 and later sends the names and hashes of models to its vendor unless this variable is set before it is
-imported. What a user trains is nobody else's business.
+imported. A user's models are private.
 """
 
 import os

@@ -75,7 +75,7 @@ class TrainedModel:
     def kind(self) -> InputKind:
         if self.vocabulary is not None:
             return "text"
-        # Of a user's own arrays nobody knows how a picture becomes one: which colors, which scale.
+        # How a picture becomes one of a user's own arrays is unknown: which colors, which scale.
         if len(self.shape) == 3 and self.shape[0] in (1, 3) and self.is_described:
             return "image"
         return "table" if len(self.shape) == 1 else "tensor"

@@ -1,4 +1,4 @@
-"""`Access`: who may ask. With a token, whoever sends it; without, this machine only.
+"""`Access`: who may ask. With a token, clients that send it; without one, clients on this machine.
 
 Without a token, requests that a web page of another site sends through the user's browser are refused: by their Origin,
 and by their Host, which prevents DNS rebinding.

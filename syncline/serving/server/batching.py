@@ -31,7 +31,7 @@ Done = Callable[[Outputs | BaseException], None]
 
 @dataclass(slots=True)
 class InferenceJob:
-    """One request's tensors, and who is told about the outputs."""
+    """One request's tensors, and what to call with the outputs."""
 
     tensors: Mapping[str, np.ndarray]
     rows: int

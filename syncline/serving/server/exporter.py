@@ -35,7 +35,7 @@ class Follow(msgspec.Struct, frozen=True, tag=True):
 
 
 class Exported(msgspec.Struct, frozen=True, tag=True):
-    """A file was made; `number` is 0 if nobody asked for this one."""
+    """A file was made; `number` is 0 if no request asked for this one."""
 
     number: int
     what: str

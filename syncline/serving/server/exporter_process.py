@@ -70,7 +70,7 @@ class ExporterProcess:
         try:
             folder.mkdir(parents=True)
             path = self._run(what).export(folder)
-        except Exception as error:  # the server goes on with what it has, and tells the user
+        except Exception as error:  # the server continues with what it has, and reports this
             shutil.rmtree(folder, ignore_errors=True)
             known = as_expected(error)
             self._send(ExportFailed(number, what, str(known) if known else f"{type(error).__name__}: {error}"))

@@ -157,7 +157,7 @@ class _ServerProcess:
             generation, error = order.catalog.generation, None
             try:
                 await (self._prepare(order.catalog) if isinstance(order, Prepare) else self._apply(order.catalog))
-            except Exception as problem:  # whatever is wrong with a model, the served ones go on
+            except Exception as problem:  # a broken model must not stop those that are served
                 error = str(problem)
             if isinstance(order, Apply) and error is None:
                 self._port.send(ProcessReady(generation))

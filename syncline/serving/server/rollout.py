@@ -1,7 +1,7 @@
 """`Rollout`: how all processes come to serve the same catalog. Pure: messages in, messages out.
 
 A change has two phases. First every process loads the new versions while it serves the old ones; if one cannot, the
-change ends and nothing has happened. Then every process switches. Whoever asked for the change hears of its end when
+change ends and nothing has happened. Then every process switches. The client that asked for it gets its answer when
 all have switched. A process that was replaced in between starts with the newest catalog. Not here: sockets and
 processes (`supervisor.py`), and which catalog comes next (`versions.py`).
 """

@@ -200,7 +200,7 @@ class Supervisor:
         except KeyboardInterrupt:
             code = 0
         except SynclineError:
-            pass  # told to the supervisor
+            pass  # reported to the supervisor
         except BaseException:
             traceback.print_exc()
         finally:
