@@ -96,17 +96,20 @@ def synchronize_batch_norm(
 ) -> nn.Module:
     """Make every BatchNorm layer of `model` train with the statistics of the global batch; returns `model`.
 
-    They are exchanged through `statistics`, by default with the collective itself.
+    They are exchanged through `statistics`, by default with the collective itself. Given that, a worker that is alone
+    keeps the layers connected, too: a user's own loop records what it has exchanged, and a replacement that repeats a
+    round finds one value on record for each of its layers, also if the others were fewer in the middle of that round.
 
     The layers are changed in place: parameters, buffers, hooks and `state_dict` keys stay the same objects, so an
     optimizer made before keeps working. Calling it again with another collective (a new View) connects the layers
-    to that one; with a collective of one worker they are torch's own again. In evaluation mode they always are.
+    to that one; with a collective of one worker and without `statistics` they are torch's own again. In evaluation
+    mode they always are.
 
     From then on each training forward and each backward of a layer is a collective call: every worker must run the
     model equally often, those without samples inside `take_part_without_samples`. Pickled layers are torch's own;
     copies made by `copy.deepcopy` stay connected. Second derivatives are not available.
     """
-    exchange = (statistics or CollectiveStatistics(collective)) if collective.size > 1 else None
+    exchange = statistics or (CollectiveStatistics(collective) if collective.size > 1 else None)
     for number, (name, module) in enumerate(model.named_modules(), start=1):
         if isinstance(module, _GlobalBatchNorm):
             module.connect(exchange, number)
@@ -223,10 +226,9 @@ class _GlobalBatchNorm(_BatchNorm):
         if not self.training:
             return super().forward(input)
         self._check_input_dim(input)  # type: ignore[no-untyped-call]  # torch leaves it untyped
-        exchange = self.exchange  # now: exchanging may leave this worker alone, and this layer torch's own
         statistics = next(self.known) if "known" in self.__dict__ else self._find_statistics(input)
         output: torch.Tensor = _Normalize.apply(  # type: ignore[no-untyped-call]  # torch leaves it untyped
-            input, self.weight, self.bias, statistics, self.eps, exchange
+            input, self.weight, self.bias, statistics, self.eps, self.exchange
         )
         return output
 
@@ -234,7 +236,7 @@ class _GlobalBatchNorm(_BatchNorm):
         """Compute the statistics together with the other workers."""
         dtype = _statistics_dtype(input, self.weight, self.bias)
         statistics = _global_statistics(input.detach(), dtype, self.counts_samples, self.exchange, self.number)
-        if self.track_running_stats:
+        if self.track_running_stats and statistics.values:
             _track(self, statistics)
         if "found" in self.__dict__:
             self.found.append(statistics)
@@ -333,6 +335,10 @@ def _global_statistics(
     table = exchange.table_of(row)
     _check_layers(table[:, -1], layer)
     samples, count = table[:, :2].sum(0).tolist()
+    if count == 0 and not counts_samples:
+        # The workers that held the samples have failed in the middle of the step: its results do not count.
+        zeros = torch.zeros(channels, dtype=dtype, device=x.device)
+        return _Statistics(zeros, torch.ones_like(zeros), values=0, share=0)
     if count <= 1:
         raise ConfigError(
             f"All {len(table)} workers together have {count:g} value(s) per channel of a batch normalization "

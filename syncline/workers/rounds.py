@@ -93,6 +93,7 @@ class LoopRound:
             taken = self.taken
             self._begin(start)
             self.taken = taken if carries else self.taken
+            state.begin_round()
         self._progress = state.progress() if may_fail else None
 
     def take(self, share: Share) -> None:

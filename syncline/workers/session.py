@@ -58,6 +58,8 @@ class Session:
         self.plan = plan
         """The plan for the current View."""
         self._initial_plan = plan
+        self.has_peers = plan.size > 1
+        """Whether the run has several workers; this one may still be alone in a View."""
         self.worker_id = self.rank = worker_id
         self.members = [worker_id]
         """The worker_ids of the View's members, in the order of their ranks."""

@@ -193,7 +193,7 @@ class StateSync:
                 data = dump_state({"training": held.progress().to_dict()})
             elif self._round is not None and plan.is_inherited:
                 # A new worker repeats the round: it gets what the round began with, and what it has exchanged since.
-                with held.as_before_step():
+                with held.as_before_round():
                     training = {**held.state().to_dict(), **self._round.progress_at_start(held).to_dict()}
                     content = {"training": training, "private": exchange.replacement_state()}
                     data = dump_state({**content, "round": self._round.state()})

@@ -86,8 +86,9 @@ class Stepper:
 
     @property
     def can_be_interrupted(self) -> bool:
-        """Whether the failure of another process can interrupt a step."""
-        return self.session.plan.size > 1 or self.session.plan.servers > 0
+        """Whether the failure of another process can interrupt a step, or a replacement may have to repeat it."""
+        has_peers = self.session.plan.size > 1 if self._round is None else self.session.has_peers
+        return has_peers or self.session.plan.servers > 0
 
     def enter_view(
         self,

@@ -63,7 +63,7 @@ class TrainState:
         self.evaluated_at = -1
         self._is_untrained = True
         self._saved_buffers: list[_SavedBuffer] | None = None
-        self._is_in_step = False
+        self._is_in_step = self._has_round_start = False
 
     @property
     def lr(self) -> float:
@@ -83,7 +83,11 @@ class TrainState:
             self._saved_buffers = [_SavedBuffer(flat) for flat in _flattened(self.model.buffers())]
         for saved in self._saved_buffers:
             saved.save()
-        self._is_in_step = True
+        self._is_in_step = self._has_round_start = True
+
+    def begin_round(self) -> None:
+        """A user's own loop begins a round; until its first step, the buffers are those that the round began with."""
+        self._has_round_start = False
 
     def end_step(self) -> None:
         self._is_in_step = False
@@ -96,9 +100,12 @@ class TrainState:
         self._is_in_step = False
 
     @contextmanager
-    def as_before_step(self) -> Iterator[None]:
-        """A context in which the buffers are as they were before the step in progress, if there is one."""
-        if not self._is_in_step:
+    def as_before_round(self) -> Iterator[None]:
+        """A context in which the buffers are those that the round of a user's own loop began with.
+
+        Also if its update is made: a replacement repeats the round, and with it the changes of running statistics.
+        """
+        if not self._has_round_start:
             yield
             return
         saved = self._saved_buffers or []

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 
 import pytest
+import torch
 from real_runs import same_bits
 from real_runs import syncline as command
 from script_runs import assert_clean, run, state
@@ -93,6 +94,54 @@ def test_a_loop_that_failed_resumes_with_its_schedulers_where_they_were(tmp_path
     whole, resumed = state(tmp_path, "whole"), state(tmp_path, "stopped")
     assert same_bits(whole["model"], resumed["model"])
     assert whole["schedulers"] == resumed["schedulers"]
+
+
+LEFT_ALONE = """
+import os, signal, time, torch, syncline
+from pathlib import Path
+from torch.utils.data import DataLoader, TensorDataset
+
+def wait_until(holds):
+    deadline = time.monotonic() + 60
+    while not holds():
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
+
+class Die(torch.nn.Module):
+    def forward(self, x):
+        if self.training and worker.rank == 1 and worker.step == DIES_AT and not Path("died").exists():
+            Path("died").touch()
+            os.kill(os.getpid(), signal.SIGKILL)
+        return x
+
+is_replacement = Path("died").exists()
+if is_replacement:
+    wait_until(Path("over").exists)  # the other worker has ended its loop alone
+torch.manual_seed(0)
+loader = DataLoader(TensorDataset(torch.randn(40, 6), torch.randint(2, (40,))), batch_size=10, shuffle=True)
+layers = torch.nn.Linear(6, 8), torch.nn.BatchNorm1d(8), Die(), torch.nn.BatchNorm1d(8), torch.nn.Linear(8, 2)
+model = torch.nn.Sequential(*layers)
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+worker = syncline.worker()
+model, optimizer, batches = worker.prepare(model, optimizer, loader)
+for x, y in batches:
+    optimizer.zero_grad()
+    torch.nn.functional.cross_entropy(model(x), y).backward()
+    optimizer.step()
+if not is_replacement:
+    Path("over").touch()
+    wait_until(lambda: worker._session.link.is_outdated(worker._session.view))  # until the replacement joins
+torch.save(model.state_dict(), "replacement.pt" if is_replacement else "survivor.pt")
+"""
+
+
+@pytest.mark.parametrize("dies_at", [3, 2], ids=["since the middle of the round", "all the time"])
+def test_a_replacement_repeats_a_round_with_batch_norm_in_which_the_other_worker_was_alone(tmp_path, dies_at):
+    """The layers of a worker that was alone left no record, so its replacement took other values for their tables."""
+    run(tmp_path, LEFT_ALONE.replace("DIES_AT", str(dies_at)), "alone", workers=2)
+    survivor, replacement = (torch.load(tmp_path / f"{name}.pt") for name in ("survivor", "replacement"))
+    assert same_bits(survivor, replacement), "running statistics included"
+    assert_clean(tmp_path, "alone", epochs=1, samples=40)
 
 
 def test_a_mistake_in_the_script_is_reported_and_not_tried_for_ever(tmp_path):

@@ -21,10 +21,12 @@ WORKERS = 3
 
 
 class NoState:
-    """A training state without schedulers."""
+    """A training state without schedulers and buffers."""
 
     def progress(self) -> None:
         return None
+
+    def begin_round(self) -> None: ...
 
 
 class Gathered:

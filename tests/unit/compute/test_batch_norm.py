@@ -19,7 +19,12 @@ from torch import nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
 from syncline.comms.collective import Collective, Solo
-from syncline.compute.batch_norm import has_global_batch_norm, synchronize_batch_norm, take_part_without_samples
+from syncline.compute.batch_norm import (
+    CollectiveStatistics,
+    has_global_batch_norm,
+    synchronize_batch_norm,
+    take_part_without_samples,
+)
 from syncline.errors import ConfigError, PeerFailed
 from syncline.models import zoo
 from syncline.testing.threads import run_on_threads, thread_collectives
@@ -390,6 +395,24 @@ def test_a_layer_that_cannot_be_synchronized_is_refused_by_name(layer: nn.Module
         synchronize_batch_norm(model, thread_collectives(2)[0])
     assert (caught.value.code, caught.value.facts) == (code, {"layer": "1"})
     synchronize_batch_norm(model, Solo())
+
+
+def test_if_all_samples_are_gone_with_their_workers_the_others_compute_nothing_that_counts() -> None:
+    layer = synchronize_batch_norm(nn.BatchNorm1d(3), Solo(), CollectiveStatistics(Solo()))
+    before = copy.deepcopy(layer.state_dict())
+    with take_part_without_samples(layer):
+        layer(torch.randn(1, 3, requires_grad=True)).sum().backward()
+    assert all(torch.equal(layer.state_dict()[name], before[name]) for name in before)
+    assert all(not p.grad.any() for p in layer.parameters() if p.grad is not None)
+
+
+def test_a_worker_that_is_alone_exchanges_as_before_if_its_exchanges_are_on_record() -> None:
+    counting = CountingCollective(Solo())
+    layer, x = layer_and_input(nn.BatchNorm2d)
+    expected = copy.deepcopy(layer)(x)
+    connected = synchronize_batch_norm(layer, counting, CollectiveStatistics(counting))
+    torch.testing.assert_close(connected(x), expected)
+    assert len(counting.sizes) == 1
 
 
 def test_a_lazy_layer_is_synchronized_once_it_knows_its_size() -> None:
