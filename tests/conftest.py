@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import re
 import signal
@@ -37,6 +38,12 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         grouped = [item for item in items if item.get_closest_marker("xdist_group")]
         if any("@" not in item.nodeid for item in grouped):
             raise pytest.UsageError("pytest-xdist does not group tests with this pytest; install what is pinned.")
+
+
+def pytest_collection_finish() -> None:
+    """Keep what was imported and collected out of garbage collections: with all tests, each of them takes a second."""
+    gc.collect()
+    gc.freeze()
 
 
 @pytest.fixture(scope="session", autouse=True)
