@@ -1,13 +1,13 @@
 """What a script iterates over: this worker's share of each batch.
 
-Here: `PreparedBatches`, which stands in for the user's DataLoader, in training and in evaluation, and `DrawnBatches`,
-for batches that a function draws. Not here: where samples come from (`feed.py`), what taking a batch means
-(`training.py`).
+Here: `PreparedBatches`, which stands in for the user's DataLoader, in training and in evaluation, `DrawnBatches`, for
+batches that a function draws, and `ListedBatches`, for an epoch of batches that the script has made. Not here: where
+samples come from (`feed.py`), what taking a batch means (`training.py`).
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -23,11 +23,11 @@ from syncline.data.prefetch import Fetched, InlineFetcher, Prefetcher, fetch, pr
 from syncline.data.source import DatasetSource
 from syncline.data.stream import PartReader, StreamSource
 from syncline.data.stream_order import check_has_batches
-from syncline.errors import ConfigError
+from syncline.errors import ConfigError, DataError
 from syncline.workers.forward import to_device
 from syncline.workers.own_loop.counting import NumberedBatches, count_batches
 from syncline.workers.own_loop.division import Division
-from syncline.workers.own_loop.feed import DrawnSource, Feed, loader_feed
+from syncline.workers.own_loop.feed import DrawnSource, Feed, listed_feed, loader_feed
 from syncline.workers.own_loop.numbers import Numbers
 from syncline.workers.own_loop.training import LoopTraining
 
@@ -269,6 +269,42 @@ class DrawnBatches(NumberedBatches):
                 raise StopIteration
             self._current = self._batches.epoch(first)
         return next(self._current)
+
+
+class ListedBatches(NumberedBatches):
+    """Whole batches that the script has made; each iteration is an epoch."""
+
+    def __init__(self, training: LoopTraining, batches: Sequence[Any], numbers: Numbers, dim: int) -> None:
+        self._training, self._dim = training, dim
+        feed = listed_feed(batches, training.session.plan.seed, dim=dim)
+        training.set_order(feed.order)
+        self._batches = TrainingBatches(training, feed, numbers)
+        self.next_epoch = 0
+
+    def replace(self, batches: Sequence[Any]) -> None:
+        """The script gives the batches of another epoch."""
+        feed = listed_feed(batches, self._training.session.plan.seed, dim=self._dim)
+        before = self._batches.feed.order
+        if feed.order != before:
+            raise DataError(
+                f"worker.batches got {feed.order.count} samples in batches of {feed.order.batch}, and {before.count} "
+                f"in batches of {before.batch} in the epoch before. Give as many in every epoch.",
+                code="batches-changed",
+            )
+        self._batches.feed = feed
+
+    def __len__(self) -> int:
+        return self._batches.feed.order.steps_per_epoch
+
+    def __iter__(self) -> Iterator[Any]:
+        epoch, self.next_epoch = self.next_epoch, self.next_epoch + 1
+        return self._batches.epoch(epoch)
+
+    def is_numbered(self) -> bool:
+        return True
+
+    def last_number(self) -> int:
+        return self._training.batch
 
 
 def _due(worker_id: int, division: Division) -> _IsDue:

@@ -128,8 +128,8 @@ class Carried:
     def __init__(
         self, training: LoopTraining, numbers: Numbers, initial: Any, dim: int, reset_every: int | None
     ) -> None:
-        self._training, self._numbers, self._structure = training, numbers, initial
-        tensors = [t.detach().clone() for t in _leaves(initial)]
+        self._training, self._numbers, self.structure = training, numbers, initial
+        tensors = [t.detach().clone() for t in leaves(initial)]
         _check_initial(tensors, dim)
         if reset_every is not None and reset_every < 1:
             raise ConfigError(f"worker.carried(reset_every={reset_every}): give 1 batch or more.", code="reset-every")
@@ -150,12 +150,12 @@ class Carried:
         """The state of this worker's samples of the current batch, detached: what was assigned last, or initial."""
         share, places = self._current()
         if share is None or places is None:
-            return _rebuilt(self._structure, iter(self.table.newest))
+            return rebuilt(self.structure, iter(self.table.newest))
         if not places.places:  # the batch has samples in place of none; see `data/prefetch.py`
             number = min(2, max(1, share.batch))
             places = Places([0] * number, [_TIMES_OF_A_BATCH**2] * number)
         times = [time + self._assigned + 1 for time in places.times]
-        return _rebuilt(self._structure, iter(self.table.before(places.places, times)))
+        return rebuilt(self.structure, iter(self.table.before(places.places, times)))
 
     @value.setter
     def value(self, value: Any) -> None:
@@ -166,7 +166,7 @@ class Carried:
                 "worker.carried, and assign in the loop.",
                 code="carried-without-batch",
             )
-        tensors = [t.detach() for t in _leaves(value)]
+        tensors = [t.detach() for t in leaves(value)]
         self._check(tensors, max(1, len(places.places)), is_empty=not places.places)
         self._assigned += 1
         times = [time + self._assigned for time in places.times]
@@ -202,7 +202,7 @@ class Carried:
         return share, places
 
     def _check(self, tensors: Tensors, number: int, *, is_empty: bool) -> None:
-        expected = [_without(t, self.table.dim) for t in _leaves(self._structure)]
+        expected = [_without(t, self.table.dim) for t in leaves(self.structure)]
         sizes = {t.size(self.table.dim) if t.dim() > self.table.dim else -1 for t in tensors}
         if [_without(t, self.table.dim) for t in tensors] == expected and (is_empty or sizes == {number}):
             return
@@ -232,10 +232,11 @@ def _without(tensor: torch.Tensor, dim: int) -> list[int]:
     return [size for number, size in enumerate(tensor.shape) if number != dim]
 
 
-def _leaves(structure: Any) -> Tensors:
+def leaves(structure: Any) -> Tensors:
+    """The tensors in tuples, lists and dicts."""
     return [leaf for leaf in pytree.tree_leaves(structure) if isinstance(leaf, torch.Tensor)]
 
 
-def _rebuilt(structure: Any, tensors: Iterator[torch.Tensor]) -> Any:
+def rebuilt(structure: Any, tensors: Iterator[torch.Tensor]) -> Any:
     """The same structure with other tensors."""
     return pytree.tree_map_only(torch.Tensor, lambda _: next(tensors), structure)

@@ -1,19 +1,18 @@
 """Where the batches of a script come from.
 
-Here: `Feed`: an order of samples and a source to read them from, made from a DataLoader (`loader_feed`) or from a
-function that draws whole batches (`drawn_feed`). Not here: which part of it a worker gets, and when (`batches.py`).
+Here: `Feed`: an order of samples and a source to read them from, made from a DataLoader (`loader_feed`), from a
+function that draws whole batches (`drawn_feed`), or from a list of them (`listed_feed`). Not here: which part of it a
+worker gets, and when (`batches.py`), and how a whole batch is divided (`whole_batches.py`).
 """
 
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
-import torch
-from torch.utils import _pytree as pytree
 from torch.utils.data import DataLoader, IterableDataset, TensorDataset, default_collate
 
 from syncline.data.loader_order import order_of
@@ -22,6 +21,7 @@ from syncline.data.random_state import seeded
 from syncline.data.source import DatasetSource, Indices, Source, as_source
 from syncline.data.stream_order import stream_of
 from syncline.errors import ConfigError, DataError
+from syncline.workers.own_loop.whole_batches import joined, part_of, size_of
 
 _DRAWS_PER_EPOCH = 1000
 """How many batches count as an epoch, for the ledger, if a script does not say how many it will take."""
@@ -62,13 +62,25 @@ def drawn_feed(draw: Any, seed: int, *, steps: int | None, dim: int) -> Feed:
     return Feed(order, source, is_endless=steps is None)
 
 
-class DrawnSource:
-    """A `Source` of batches that are drawn whole: sample i is number i % batch of draw i // batch."""
+def listed_feed(batches: Sequence[Any], seed: int, *, dim: int) -> Feed:
+    """The whole batches of an epoch, of the same size but for the last, which may be smaller."""
+    if not batches:
+        raise DataError("worker.batches got no batches. Give those of an epoch.", code="no-samples")
+    source = DrawnSource(lambda number: batches[number], seed, dim, last=len(batches) - 1)
+    count = (len(batches) - 1) * source.batch + size_of(batches[-1], dim)
+    return Feed(SampleOrder(seed=seed, count=count, batch=source.batch, shuffle=False), source)
 
-    def __init__(self, draw: Callable[[int], Any], seed: int, dim: int) -> None:
-        self._draw, self._seed, self._dim = draw, seed, dim
+
+class DrawnSource:
+    """A `Source` of batches that are drawn whole: sample i is number i % batch of draw i // batch.
+
+    Draw number `last` may have fewer samples than the others.
+    """
+
+    def __init__(self, draw: Callable[[int], Any], seed: int, dim: int, last: int | None = None) -> None:
+        self._draw, self._seed, self._dim, self._last_draw = draw, seed, dim, last
         self._last: tuple[int, Any] = (-1, None)
-        self.batch = _size_of(self._drawn(0), dim)
+        self.batch = size_of(self._drawn(0), dim)
         if not self.batch:
             raise DataError("The first batch is empty. Draw at least one sample.", code="no-samples")
 
@@ -79,16 +91,17 @@ class DrawnSource:
         numbers = np.asarray(indices, dtype=np.int64)
         parts = []
         for draw in dict.fromkeys((numbers // self.batch).tolist()):
-            parts.append(_part(self._drawn(draw), numbers[numbers // self.batch == draw] % self.batch, self._dim))
-        return parts[0] if len(parts) == 1 else _joined(parts, self._dim)
+            parts.append(part_of(self._drawn(draw), numbers[numbers // self.batch == draw] % self.batch, self._dim))
+        return parts[0] if len(parts) == 1 else joined(parts, self._dim)
 
     def _drawn(self, number: int) -> Any:
         if self._last[0] == number:
             return self._last[1]
         with seeded(step_seed(self._seed, number, _DRAWING)):
             drawn = self._draw(number)
-        size = _size_of(drawn, self._dim)
-        if hasattr(self, "batch") and size != self.batch:
+        size = size_of(drawn, self._dim)
+        is_last = number == self._last_draw and size <= getattr(self, "batch", size)
+        if hasattr(self, "batch") and size != self.batch and not is_last:
             raise DataError(
                 f"Batch {number} has {size} samples and batch 0 has {self.batch}. Draw as many in every step.",
                 code="batch-size-changed", step=number, size=size, before=self.batch,
@@ -99,7 +112,7 @@ class DrawnSource:
 
 def _as_function(draw: Any) -> Callable[[int], Any]:
     if not callable(draw):
-        _size_of(draw, 0)
+        size_of(draw, 0)
         return lambda _: draw
     required = [
         p
@@ -113,42 +126,3 @@ def _as_function(draw: Any) -> Callable[[int], Any]:
             code="batch-function",
         )
     return draw if required else lambda _: draw()
-
-
-def _tensors_in(batch: Any) -> list[torch.Tensor]:
-    return [leaf for leaf in pytree.tree_leaves(batch) if isinstance(leaf, torch.Tensor)]
-
-
-def _size_of(batch: Any, dim: int) -> int:
-    """How many samples a batch has, along dimension `dim` of its tensors."""
-    sizes = {t.size(dim) if t.dim() > dim else -1 for t in _tensors_in(batch)}
-    if len(sizes) != 1 or -1 in sizes:
-        shapes = [tuple(t.shape) for t in _tensors_in(batch)]
-        raise DataError(
-            f"The tensors of a batch have the shapes {shapes}, so their samples cannot be divided along dimension "
-            f"{dim}. All must have one entry per sample there; pass dim= if that is another dimension.",
-            code="batch-shape",
-        )
-    return sizes.pop()
-
-
-def _part(batch: Any, numbers: np.ndarray, dim: int) -> Any:
-    """The samples with these `numbers`, in the structure of the batch."""
-    low, high = int(numbers[0]), int(numbers[-1]) + 1
-    is_range = high - low == len(numbers)
-
-    def part_of(tensor: torch.Tensor) -> torch.Tensor:
-        if is_range:
-            return tensor.narrow(dim, low, high - low)
-        return tensor.index_select(dim, torch.from_numpy(numbers))
-
-    return pytree.tree_map_only(torch.Tensor, part_of, batch)
-
-
-def _joined(parts: list[Any], dim: int) -> Any:
-    """Parts of several batches as one."""
-
-    def join(first: Any, *others: Any) -> Any:
-        return torch.cat([first, *others], dim) if isinstance(first, torch.Tensor) else first
-
-    return pytree.tree_map(join, *parts)

@@ -116,7 +116,8 @@ class ScriptParts:
             "values": copy.deepcopy(vars(self._values)["_values"]),
             "scalers": [scaler.state_dict() for scaler in self._scalers],
             "steps": self._round.steps,
-            "carried": [carried.state() for carried in self._carried],
+            # Of what the script has not come to yet, what was loaded still holds.
+            "carried": [carried.state() for carried in self._carried] + self._loaded[len(self._carried) :],
             **self._groups.state(),
         }
 

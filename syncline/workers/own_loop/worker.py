@@ -17,27 +17,32 @@ from torch.utils.data import DataLoader
 
 from syncline.errors import CheckpointError, ConfigError, PeerFailed
 from syncline.telemetry.events import MetricsLogged, WorkerOutput
-from syncline.workers.own_loop.batches import DrawnBatches, PreparedBatches
+from syncline.workers.own_loop.batches import DrawnBatches, ListedBatches, PreparedBatches
 from syncline.workers.own_loop.carried import Carried
+from syncline.workers.own_loop.carry import CarriedThrough
 from syncline.workers.own_loop.checks import OUT_OF_STEP
+from syncline.workers.own_loop.combined import CombinedNumbers
 from syncline.workers.own_loop.feed import drawn_feed
 from syncline.workers.own_loop.gradient_calls import watch_gradient_calls
 from syncline.workers.own_loop.loading_calls import watch_loading_calls
 from syncline.workers.own_loop.numbers import Numbers
 from syncline.workers.own_loop.training import LoopTraining
 from syncline.workers.own_loop.values import SavedValues
+from syncline.workers.own_loop.whole_batches import is_list_of_batches
 from syncline.workers.session import Session
 from syncline.workers.stepper import Stepper
 
 
-class Worker:
+class Worker(CombinedNumbers):
     """This process as one of the workers of a run."""
 
     def __init__(self, session: Session, earlier: Worker | None = None) -> None:
         self._session = session
         self._training: LoopTraining = LoopTraining(session, earlier._training if earlier is not None else None)
-        self._numbers = Numbers(self._training)
-        self._loaders: list[PreparedBatches] = []
+        super().__init__(Numbers(self._training))
+        self._loaders: list[PreparedBatches | ListedBatches] = []
+        self._listed: ListedBatches | None = None
+        self._carry: CarriedThrough | None = None
         self._metrics: dict[str, float] = {}
 
     @property
@@ -97,20 +102,19 @@ class Worker:
         watch_loading_calls(self._training)
         return prepared[0] if len(prepared) == 1 else prepared
 
-    def batches(self, draw: Any, steps: int | None = None, *, dim: int = 0) -> DrawnBatches:
-        """Batches that a function draws, for a script without a DataLoader.
+    def batches(self, draw: Any, steps: int | None = None, *, dim: int = 0) -> DrawnBatches | ListedBatches:
+        """Batches that a function draws, or that the script has made, for a script without a DataLoader.
 
         `draw()` or `draw(step)` returns the whole batch of a step: tensors, or tuples, lists and dicts of them, with
         one entry per sample along dimension `dim`. It is seeded by the step, so all workers draw the same batch, and
-        each gets its part. Instead of a function, `draw` may be such a batch itself, for training on all data in every
-        step. Without `steps`, there are batches as long as the script asks.
+        each gets its part. Without `steps`, there are batches as long as the script asks.
+
+        Instead of a function, `draw` may be such a batch itself, for training on all data in every step; or a list of
+        such batches, tuples or dicts of tensors, which are one epoch. Then call this again for each epoch.
         """
-        if self._training.order is not None:
-            raise ConfigError(
-                "The script has training batches already. Call worker.batches once, and prepare no DataLoader for "
-                "training beside it.",
-                code="second-training-loader",
-            )
+        if steps is None and is_list_of_batches(draw):
+            return self._epoch_of(list(draw), dim)
+        self._check_has_no_batches()
         feed = drawn_feed(draw, self._session.plan.seed, steps=steps, dim=dim)
         return DrawnBatches(self._training, feed, self._numbers)
 
@@ -124,6 +128,17 @@ class Worker:
         carried = Carried(self._training, self._numbers, initial, dim, reset_every)
         self._training.parts.script.add_carried(carried.table)
         return carried
+
+    def carry(self, hidden: Any, *, dim: int = 0) -> Any:
+        """The hidden state of this worker's samples, detached: `hidden = worker.carry(hidden, dim=1)` in each batch.
+
+        In the first batch of an epoch, `hidden` is the initial state of the whole batch, over all workers; after that,
+        what a prepared model has returned in the batch before. Tensors, or tuples, lists and dicts of them, with one
+        entry per sample along dimension `dim`.
+        """
+        if self._carry is None:
+            self._carry = CarriedThrough(self._training, self._numbers, hidden, dim)
+        return self._carry.next(hidden)
 
     def epochs(self, count: int) -> Iterator[int]:
         """The numbers of the epochs that are not done, up to `count`: `for epoch in worker.epochs(90)`.
@@ -156,26 +171,6 @@ class Worker:
         finally:
             updates.accumulated = before
 
-    def sum(self, value: Any) -> Any:
-        """The sum of a number or tensor over all workers; all of them call this."""
-        return self._numbers.sum(value)
-
-    def mean(self, value: Any, weight: float | None = None) -> Any:
-        """The mean of a number or tensor over all workers, weighted by the samples it was computed from.
-
-        Those are the samples of the current batch, or after an evaluation all of its samples; `weight` says otherwise.
-        """
-        return self._numbers.mean(value, weight)
-
-    def gather(self, value: Any) -> torch.Tensor:
-        """The tensors of all workers, joined along their first dimension in the order of the samples of a batch."""
-        gathered: torch.Tensor = self._numbers.gather(value)
-        return gathered
-
-    def any(self, condition: Any) -> bool:
-        """Whether a condition holds on any worker: `if worker.any(bad): continue` skips a step on all of them."""
-        return self._numbers.any(condition)
-
     def print(self, *values: Any, sep: str = " ") -> None:
         """Print once for all workers, whichever of them have failed."""
         if not self.is_main:
@@ -193,6 +188,23 @@ class Worker:
         if self.is_main:
             step = self._training.round.steps
             self._session.recorder.emit(MetricsLogged(worker_id=self._session.worker_id, step=step, metrics=values))
+
+    def _check_has_no_batches(self) -> None:
+        if self._training.order is not None:
+            raise ConfigError(
+                "The script has training batches already. Call worker.batches once, and prepare no DataLoader for "
+                "training beside it.",
+                code="second-training-loader",
+            )
+
+    def _epoch_of(self, batches: list[Any], dim: int) -> ListedBatches:
+        if self._listed is None:
+            self._check_has_no_batches()
+            self._listed = ListedBatches(self._training, batches, self._numbers, dim)
+            self._loaders.append(self._listed)
+        else:
+            self._listed.replace(batches)
+        return self._listed
 
 
 def _prepared(worker: Worker, thing: Any) -> Any:

@@ -1,0 +1,58 @@
+"""What the public scripts get beside their own code: no noise, the result as a file, and a sign in the middle.
+
+Here: what `check.py` puts into a copy of a script, none of which counts as a changed line.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch.optim.optimizer import register_optimizer_step_post_hook
+
+_begun = time.perf_counter()
+
+
+def save(*modules: torch.nn.Module) -> None:
+    """Save the parameters, and how long it took from the script's imports on."""
+    target = Path(os.environ["RESULT"])
+    own = target.with_suffix(f".{os.getpid()}")
+    state = [{name: value.clone() for name, value in module.state_dict().items()} for module in modules]
+    torch.save({"state": state, "seconds": time.perf_counter() - _begun}, own)
+    own.replace(target)
+
+
+def sines() -> Any:
+    """Data for time_sequence_prediction: 23 sine waves with different phases."""
+    import numpy as np
+
+    phases = np.random.RandomState(2).randint(-80, 80, (23, 1))
+    return np.sin((np.arange(120) + phases) / 20.0)
+
+
+def _without_noise() -> None:
+    """Each worker draws its own noise for its part of a batch, so results with noise cannot be compared."""
+    torch.nn.functional.dropout = torch.nn.functional.dropout2d = lambda input, *_, **__: input
+    torch.randn_like = lambda tensor, **_: torch.zeros_like(tensor)
+
+
+def _sign_after(steps: int, path: Path) -> None:
+    done = 0
+
+    def count(*_: Any) -> None:
+        nonlocal done
+        done += 1
+        if done == steps and not path.exists():
+            path.touch()
+            time.sleep(1.0)
+
+    register_optimizer_step_post_hook(count)
+
+
+if os.environ.get("WITHOUT_NOISE"):
+    _without_noise()
+if "SIGN_AFTER" in os.environ:
+    _sign_after(int(os.environ["SIGN_AFTER"]), Path(os.environ["SIGN"]))
