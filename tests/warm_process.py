@@ -14,6 +14,7 @@ from __future__ import annotations
 import array
 import atexit
 import functools
+import gc
 import json
 import os
 import runpy
@@ -98,6 +99,7 @@ def main() -> None:
     without_compiler()
     import torchmetrics  # noqa: F401  # what `syncline list` and evaluations spend two seconds on
 
+    gc.freeze()  # commands do not collect what they have inherited, nor copy its memory by doing so
     listening = socket.socket(fileno=int(sys.argv[1]))
     while _is_wanted(listening):
         client, _ = listening.accept()

@@ -13,6 +13,7 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import functools
+import gc
 import json
 import os
 import select
@@ -149,6 +150,7 @@ def main() -> None:
     from syncline.workers.quick_start import without_compiler
 
     without_compiler()
+    gc.freeze()  # as in warm_process.py
     serve(socket.socket(fileno=int(sys.argv[1])))
 
 

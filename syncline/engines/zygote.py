@@ -19,6 +19,7 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
+import gc
 import json
 import os
 import select
@@ -50,6 +51,7 @@ def main() -> None:
     from syncline.workers.quick_start import without_compiler
 
     without_compiler()
+    gc.freeze()  # workers need not search what they have inherited for garbage, nor copy its memory by doing so
     namespaces = [int(text) for text in sys.argv[4:]]
     Zygote(owner, namespaces, predecessors, kills_at_once=kills_at_once).serve()
 
