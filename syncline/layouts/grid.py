@@ -92,6 +92,16 @@ class WorkerPlace:
         return self.grid.share(self.rank)
 
     @property
+    def replica(self) -> int:
+        """Which replica it has a part of; spare workers come after them."""
+        return self.rank // self.grid.per_replica
+
+    @property
+    def is_leader(self) -> bool:
+        """Whether it is the first worker of a replica."""
+        return self.rank < self.grid.workers and self.rank % self.grid.per_replica == 0
+
+    @property
     def holders(self) -> list[int]:
         """Of each share, the worker_id that records its samples."""
         return [self.members[rank] for rank in self.grid.holders()]

@@ -1,6 +1,7 @@
 """The collectives of the groups that a worker belongs to.
 
-Here: `groups_of`. Not here: who belongs to which (`grid.py`).
+Here: `groups_of`, and `replica_groups_of` where nothing is summed over replicas. Not here: who belongs to which
+(`grid.py`).
 """
 
 from __future__ import annotations
@@ -31,4 +32,15 @@ def groups_of(collective: Collective, grid: Grid) -> Groups:
         group(None if cell is None else cell.replica, grid.replicas),
         group(grid.lane(rank), grid.per_team),
         group(grid.share(rank), grid.shares),
+    )
+
+
+def replica_groups_of(collective: Collective, grid: Grid) -> Groups:
+    """As `groups_of`, but each lane has only the workers of one replica."""
+    rank, cell = collective.rank, grid.cell(collective.rank)
+    lane = grid.workers if cell is None else cell.replica * grid.per_team + rank % grid.per_team
+    return Groups(
+        collective.split(grid.replicas if cell is None else cell.replica),
+        collective.split(lane),
+        collective.split(grid.shares if cell is None else rank // grid.per_team),
     )

@@ -121,10 +121,12 @@ class Layout:
     def _check_strategy(self, strategy: str, method: Method, run: RunConditions) -> None:
         if method.sums_exact_gradients:
             return
-        why = f"all workers hold one model together, and {strategy} works between several"
-        if self.grid(run.workers).replicas > 1:
-            why = f"{strategy} is not supported between replicas that are spread over several workers"
-        raise self._refusal(why, "strategy", "--strategy allreduce")
+        if not method.fits_between_replicas:
+            why = f"{strategy} does not work between replicas that are spread over several workers"
+            raise self._refusal(why, "strategy", "--strategy allreduce, or --strategy sparknet between replicas")
+        if self.grid(run.workers).replicas == 1:
+            why = f"all workers hold one model together, and {strategy} works between several"
+            raise self._refusal(why, "one-replica", f"--strategy allreduce, --workers {2 * run.workers}")
 
     def _refusal(self, why: str, reason: str, instead: str = "") -> ConfigError:
         return ConfigError(
@@ -147,7 +149,8 @@ class Layout:
         """What a worker does in each step; where each holds the whole model, what the strategy says."""
         if spread is None:
             return method.exchange(replica)
-        made: SharedModelExchange = _shared_model().SharedModelExchange(replica, method, self, spread)
+        kind = _shared_model().SharedModelExchange if method.sums_exact_gradients else _between_replicas()
+        made: SharedModelExchange = kind(replica, method, self, spread)
         return made
 
     def check_loop(self, optimizers: Sequence[torch.optim.Optimizer]) -> None:
@@ -177,6 +180,10 @@ class Layout:
 def _shared_model() -> Any:
     """Loaded when it is needed: it imports torch, and the planner reads layouts without it."""
     return importlib.import_module("syncline.layouts.shared_model")
+
+
+def _between_replicas() -> Any:
+    return importlib.import_module("syncline.layouts.between_replicas").ReplicaExchange
 
 
 def _own_loop_shards() -> Any:

@@ -91,6 +91,11 @@ class OptimizerShards:
         self._original = None
 
     @property
+    def is_split(self) -> bool:
+        """Whether the optimizer holds pieces, and not whole parameters."""
+        return self._is_split
+
+    @property
     def is_recoverable(self) -> bool:
         """Whether another worker can complete an update. In the first one, what the optimizer remembers is new."""
         return bool(self._log.numel())

@@ -30,7 +30,7 @@ from syncline.layouts.buffer_board import BufferBoard
 from syncline.layouts.commit_journal import CommitJournal
 from syncline.layouts.divided_model import TensorSplit
 from syncline.layouts.gradient_rounds import GradientRounds
-from syncline.layouts.groups import groups_of
+from syncline.layouts.groups import Groups, groups_of
 from syncline.layouts.optimizer_shards import OptimizerShards
 from syncline.layouts.shards import pieces_by_rank, rounds_of, sizes_of
 from syncline.layouts.slice_gradients import SliceGradients
@@ -66,39 +66,37 @@ class SharedModelExchange(LocalExchange):
 
     def begin(self) -> None:
         """Move the parameters of rank 0 into shared memory, and the optimizers onto pieces of them."""
-        replica, collective, grid = self.replica, self.replica.collective, self._grid
-        given = replica.model.parameters() if grid.replicas > 1 else ()  # otherwise rank 0 puts its own into memory
-        for tensor in (*given, *replica.model.buffers()):
-            collective.broadcast_(tensor.detach())
-        self._inside, self._lane, self._team = groups_of(collective, grid)
+        replica, collective = self.replica, self.replica.collective
+        self._inside, self._lane, self._team = self._begin_groups()
         for each in {id(g): g for g in (self._inside, self._lane, self._team) if g is not collective}.values():
             replica.log.count_bytes(lambda each=each: each.bytes_sent)  # type: ignore[misc]  # bound now
         if self._cell is not None:
             self._hold()
-        if grid.workers < collective.size:
+        if self._grid.workers < collective.size:
             collective.barrier()
+
+    def _begin_groups(self) -> Groups:
+        """This worker's groups; those that put their parameters into shared memory have what rank 0 has."""
+        replica, collective = self.replica, self.replica.collective
+        given = replica.model.parameters() if self._grid.replicas > 1 else ()  # otherwise rank 0 puts its own there
+        for tensor in (*given, *replica.model.buffers()):
+            collective.broadcast_(tensor.detach())
+        return groups_of(collective, self._grid)
 
     def _hold(self) -> None:
         """Put this worker's replica into memory that its workers share."""
-        replica, grid, spread = self.replica, self._grid, self._spread
+        replica, spread = self.replica, self._spread
         assert self._cell is not None, "a spare worker holds nothing"
         numel, dtype, size = self._flat.numel, self._flat.dtype, self._inside.size
         memory, gradients = self._allocate(numel, dtype), self._allocate(numel, dtype)
+        self._memory = memory, gradients
         rows = self._allocate(CommitJournal.numbers_needed(size), torch.int64)
         self._journal = CommitJournal(rows, self._inside.rank, self._step)
         self._norms = self._allocate(size, torch.float64)
         if self._inside.rank == 0:
             self._flat.read(memory)
-        self._optimizer = OptimizerShards(
-            replica.optimizer,
-            self._flat.parameters,
-            memory,
-            gradients,
-            pieces_by_rank(self._lanes, grid.shards, _ROUND_NUMBERS),
-            rank=self._inside.rank,
-            allocate=self._allocate,
-        )
-        self._begun.callback(self._optimizer.leave)
+        self._make_optimizer()
+        self._begun.callback(lambda: self._optimizer.leave())
         self._inside.barrier()
         self._optimizer.confirm()
         self._flat.move_to(memory)
@@ -108,6 +106,17 @@ class SharedModelExchange(LocalExchange):
         self._divide_layers()
         self._tied = TiedGradients(spread.staged, self._flat.parameters, self._cell.stage, self._team)
         self._open_stages()
+
+    def _make_optimizer(self) -> None:
+        """Divide the optimizer among the workers of the replica, which all hold the same state of it."""
+        self._optimizer = OptimizerShards(
+            self.replica.optimizer,
+            self._flat.parameters,
+            *self._memory,
+            pieces_by_rank(self._lanes, self._grid.shards, _ROUND_NUMBERS),
+            rank=self._inside.rank,
+            allocate=self._allocate,
+        )
 
     def _open_rounds(self, memory: torch.Tensor, gradients: torch.Tensor) -> GradientRounds:
         """The sums of this worker's lane, which lie in `gradients` after those of the lanes before it."""
@@ -185,16 +194,7 @@ class SharedModelExchange(LocalExchange):
         """Sum what is left, clip, and commit: from the last barrier on, the step counts."""
         collective, clip_norm = self.replica.collective, self.replica.clip_norm
         if self._cell is not None:
-            self._tied.gather()
-            if self._divided is not None:
-                self._slices.take(self._divided)
-            self._gradients.finish(weight)
-            self._optimizer.begin_update(self._step + 1)
-            if self._board is not None:
-                self._board.publish(self._step + 1)
-            if clip_norm is not None:
-                squares = [torch.linalg.vector_norm(own, dtype=torch.float64).square() for own in self._gradients.owned]
-                self._norms[self._inside.rank] = torch.stack(squares).sum() if squares else 0.0
+            self._sum_gradients(weight)
         self._agree(weight)
         if self._cell is not None and clip_norm is not None:
             self._clip(clip_norm)
@@ -203,18 +203,33 @@ class SharedModelExchange(LocalExchange):
         self.replica.log.exchanged()
         return True
 
+    def _sum_gradients(self, weight: float) -> None:
+        """Sum what is left, and publish what others need of it; nothing of the model changes."""
+        self._tied.gather()
+        if self._divided is not None:
+            self._slices.take(self._divided)
+        self._gradients.finish(weight)
+        self._optimizer.begin_update(self._step + 1)
+        if self._board is not None:
+            self._board.publish(self._step + 1)
+        if self.replica.clip_norm is not None:
+            squares = [torch.linalg.vector_norm(own, dtype=torch.float64).square() for own in self._gradients.owned]
+            self._norms[self._inside.rank] = torch.stack(squares).sum() if squares else 0.0
+
     def _agree(self, weight: float) -> None:
         """Sum the piggybacked values: one worker of each team knows the loss; any may have a request."""
         piggybacked = self.replica.gradients.piggybacked
         piggybacked[: REQUESTS.start].mul_(weight if self._grid.of_loss(self.replica.collective.rank) else 0.0)
         self.replica.collective.all_reduce_(piggybacked)
 
-    def _clip(self, norm: float) -> None:
+    def _clip(self, norm: float, *, scale: float = 1.0) -> None:
         """As torch's function, over what all workers own. Their norms are known since the last sum.
+
+        Gradients were divided by `scale` since then.
 
         Before the step counts: who completes another's update finds its gradients clipped.
         """
-        factor = norm / (float(self._norms.sum().sqrt()) + 1e-6)
+        factor = norm / (float(self._norms.sum().sqrt()) / scale + 1e-6)
         if factor < 1.0 and self._gradients.owned:
             torch._foreach_mul_(self._gradients.owned, factor)
 

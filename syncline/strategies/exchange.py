@@ -152,6 +152,10 @@ class Exchange(LoopUpdate, Protocol):
     def recovery(self) -> Recovery:
         """How the survivors continue when a worker fails; see `Recovery`."""
 
+    @property
+    def holds_state(self) -> bool:
+        """Whether the others may continue from what this worker holds when a worker fails."""
+
     def committed_steps(self) -> dict[int, int] | None:
         """By rank, how many steps of each worker are in what the workers hold, as far as this one knows.
 
@@ -320,6 +324,10 @@ class LocalExchange(WholeUpdate, HierarchyLevel):
 
     def load_private_state(self, state: dict[str, Any]) -> None:
         del state
+
+    @property
+    def holds_state(self) -> bool:
+        return True
 
     def committed_steps(self) -> dict[int, int] | None:
         return None

@@ -109,6 +109,8 @@ class Method:
     """Whether it works inside a hierarchy's group, which acts as one worker; see `HierarchyLevel.agree`."""
     fits_across_groups: bool = False
     """Whether it works between a hierarchy's groups; see `HierarchyLevel.combine`."""
+    fits_between_replicas: bool = False
+    """Whether a replica that is spread over several workers (`layouts/`) can be one of its workers."""
 
     @property
     def servers(self) -> int:

@@ -17,6 +17,7 @@ from syncline.comms.collective import Collective, Solo
 from syncline.comms.shared_tensors import SharedMemoryFull
 from syncline.compute.batch_norm import StatisticsExchange, synchronize_batch_norm
 from syncline.compute.memory import optimizer_slots
+from syncline.layouts.groups import replica_groups_of
 from syncline.layouts.spread import ModelSpread
 from syncline.strategies.exchange import Exchange, Replica
 from syncline.strategies.explain import expected_bytes_per_step
@@ -66,8 +67,8 @@ def build_replicas(
     laid_out = own_loop.parameters(collective) if own_loop is not None else [None]
     gradients = [_gradient_buffer(session, model, parameters) for parameters in laid_out]
     collective = session.collective  # another one, if shared memory was too small
-    if session.has_global_batch_norm:
-        lane = collective if spread is None else _lane_of(collective, spread)
+    if session.has_global_batch_norm or (session.has_replica_batch_norm and spread is not None):
+        lane = collective if spread is None else _lane_of(session, collective, spread)
         recorded = own_loop.statistics if own_loop is not None and session.has_peers else None
         synchronize_batch_norm(model, lane, recorded)
     log = _log_of(session, step)
@@ -161,8 +162,13 @@ def _is_flat(session: Session) -> bool:
     return session.plan.size > 1 or session.plan.servers > 0
 
 
-def _lane_of(collective: Collective, spread: ModelSpread) -> Collective:
-    """Those that compute the same layers on other samples: batch norm's statistics are over all of them."""
+def _lane_of(session: Session, collective: Collective, spread: ModelSpread) -> Collective:
+    """Those that compute the same layers on other samples: batch norm's statistics are over all of them.
+
+    Replicas that train by themselves between exchanges have statistics of their own.
+    """
+    if not session.has_global_batch_norm:
+        return replica_groups_of(collective, spread.grid).lane
     if spread.grid.per_team == 1:
         return collective
     lane = spread.grid.lane(spread.rank)

@@ -75,6 +75,8 @@ class Session:
         """This worker's place among the members of the View."""
         # Workers that train independently between exchanges must not wait for each other inside a forward pass.
         self.has_global_batch_norm = plan.batch_norm == "global" and self.strategy.method.is_lock_step
+        # The workers of one replica train in step in any case.
+        self.has_replica_batch_norm = plan.batch_norm == "global" and not self.has_global_batch_norm
         self.run_dir = RunDir(Path(link.files.run_dir)) if link is not None else None
         self.checkpoints = Checkpoints(self, link.files.checkpoint_path if link is not None else None)
         self.peak_memory = Peak(self.device)

@@ -108,7 +108,7 @@ class StateSync:
 
     def _standing(self, state: TrainState) -> Standing:
         worker_id = self._session.worker_id
-        if self._held is None:
+        if self._held is None or not self._held.exchange.holds_state:
             return Standing(worker_id)
         held, exchange, rank = self._held
         recovery, committed = exchange.recovery, exchange.committed_steps() if exchange.recovery == "merge" else None
@@ -217,8 +217,9 @@ class StateSync:
         if self._round is not None:
             self._round.drop(self._progress.position.step)
             self._round.updates = self._progress.position.step  # a new worker has counted none of them
-        rank, private = self._session.rank, saved.worker_states if saved is not None else []
-        return Synced(private[rank] if rank < len(private) else None, from_checkpoint=True)
+        place, private = self._session.place, saved.worker_states if saved is not None else []
+        is_kept = place.is_leader and place.replica < len(private)
+        return Synced(private[place.replica] if is_kept else None, from_checkpoint=True)
 
     def _has_other_data(self, saved: CheckpointState) -> bool:
         """Whether the checkpoint was written with other training data; `ConfigError` unless the user allows that."""

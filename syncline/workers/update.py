@@ -101,8 +101,7 @@ class Updater:
         self._has_agreed = self._exchange.before_update(weight)
         self._recorder.mark("exchange")
         self._recorder.waits = False
-        if self._has_agreed:
-            self._values = self._read_piggybacked()
+        self._values = self._read_piggybacked()  # also if only the workers of a replica have agreed
         return mark is None or not self._has_agreed or is_unanimous(*self._values[2:5])
 
     def apply(

@@ -154,7 +154,7 @@ def test_any_layout_and_number_of_workers_resume_a_checkpoint_of_any_other(tmp_p
 
 def test_what_cannot_be_sharded_is_refused_with_the_nearest_that_can(tmp_path):
     for changes, reason in [
-        ({"strategy": "sparknet"}, "strategy"),
+        ({"strategy": "sparknet"}, "one-replica"),
         ({"strategy": "onebit"}, "strategy"),
         ({"collective": "process-group"}, "no-shared-memory"),
     ]:

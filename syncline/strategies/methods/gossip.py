@@ -49,7 +49,7 @@ class Gossip(AnswersMethod):
         "whom": "Each worker averages with its neighbors.",
         "how": "Neighbors average parameters, and the error of a lossy encoding would go straight into them.",
     }
-    has_separate_models = fits_across_groups = True
+    has_separate_models = fits_across_groups = fits_between_replicas = True
     recovery: ClassVar[Recovery] = "merge"
 
     def misfit(self) -> Misfit | None:

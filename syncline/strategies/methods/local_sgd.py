@@ -47,7 +47,7 @@ class LocalSGD(AnswersMethod):
         "whom": "Averaging updates needs all workers at once.",
         "how": "PowerSGD follows the gradients' matrices from one step to the next; updates are many steps apart.",
     }
-    fits_inside_group = fits_across_groups = True
+    fits_inside_group = fits_across_groups = fits_between_replicas = True
     recovery: ClassVar[Recovery] = "merge"
 
     @classmethod
