@@ -129,7 +129,12 @@ def explain_task(task: Task, config: RunConfig, *, data_dir: Path | None = None)
 
     shapes = parameter_shapes(task)
     parameter_bytes = sum(4 * math.prod(shape) for shape in shapes.values())
-    lines = [*strategy_text.explain(strategy, plan.size, shapes), *layout.explain(plan.size, parameter_bytes)]
+    method = strategy.method
+    members = plan.size if method.sums_exact_gradients else layout.grid(plan.size).replicas
+    lines = [
+        *strategy_text.explain(strategy, members, shapes),
+        *layout.explain(plan.size, parameter_bytes, method),
+    ]
     return "\n".join([plan.describe(), *lines, *describe_spread(task, plan)])
 
 

@@ -137,12 +137,16 @@ class Layout:
             nearest=REPLICATED,
         )
 
-    def explain(self, workers: int, parameter_bytes: int) -> list[str]:
+    def explain(self, workers: int, parameter_bytes: int, method: Method) -> list[str]:
         """What `syncline explain` says about it."""
         grid = self.grid(workers)
         lines = [line for part in self.parts for line in part.explain(grid, parameter_bytes)]
         if lines and grid.replicas > 1:
-            lines.insert(0, f"{grid.replicas} replicas of {grid.per_replica} workers each.")
+            between = "" if method.sums_exact_gradients else (
+                " For the strategy each replica is one worker; the first of its workers exchanges for all of them, and "
+                "if that one fails, the replica does."
+            )  # fmt: skip
+            lines.insert(0, f"{grid.replicas} replicas of {grid.per_replica} workers each.{between}")
         return lines
 
     def exchange(self, replica: Replica, method: Method, spread: ModelSpread | None) -> Exchange:

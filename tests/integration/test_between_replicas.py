@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 import torch
 from real_runs import final_state, pid_of, relative_difference, samples
+from real_runs import syncline as command
 from torch import nn
 
 import syncline
@@ -145,11 +146,16 @@ def test_a_worker_that_is_killed_in_its_update_leaves_nothing_half_written(tmp_p
 
 
 def test_a_checkpoint_between_replicas_is_resumed_with_and_without_a_layout(tmp_path):
-    whole = final_state(train(tmp_path / "whole", strategy="sparknet(tau=4)").run_dir)["model"]
-    for number, (workers, layout) in enumerate([(4, "sharded(2)"), (2, "replicated")]):
-        first = train(tmp_path / f"first{number}", strategy="sparknet(tau=4)", max_steps=8)
+    # Saving ends a round of averaging early, so the run to compare with is one that is saved and resumed, too.
+    ends = []
+    pair, spread, sharded = (2, "replicated"), (4, "pipeline(2)"), (4, "sharded(2)")
+    for number, (before, after) in enumerate([(pair, pair), (spread, sharded), (spread, pair)]):
+        workers, layout = before
+        first = train(tmp_path / str(number), workers=workers, layout=layout, strategy="sparknet(tau=4)", max_steps=8)
+        workers, layout = after
         result = syncline.resume(first.run_dir, workers=workers, layout=layout, max_steps=None, quiet=True)
-        assert relative_difference(whole, final_state(result.run_dir)["model"]) < 1e-5
+        ends.append(final_state(result.run_dir)["model"])
+        assert relative_difference(ends[0], ends[-1]) < 1e-5
         assert_audited(result)
 
 
@@ -167,3 +173,12 @@ def test_what_does_not_work_between_replicas_is_refused_before_anything_starts(t
         train(tmp_path, layout=layout, strategy=strategy)
     assert (caught.value.facts["reason"], caught.value.facts["nearest"]) == (reason, "replicated")
     assert not list(tmp_path.iterdir())
+
+
+def test_explain_says_what_the_strategy_does_between_replicas():
+    done = command(
+        "explain", "mlp", "--data", "digits", "--workers", "4", "--layout", "sharded(2)", "--strategy", "gossip"
+    )
+    assert done.code == 0, done.err
+    assert "2 replicas of 2 workers each. For the strategy each replica is one worker" in done.out
+    assert "to 1 other" in done.out
