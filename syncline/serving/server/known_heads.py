@@ -1,8 +1,8 @@
 """`KnownHeads`: heads of requests that were read before, so that the same bytes need not be read again.
 
 A client sends the same head with each request on its connection. Finding it here takes less than the callbacks of a
-parser: 19 instead of 26 microseconds for a binary request without its model. A head is remembered only after the parser and the checks accepted it, so equal bytes are accepted
-too. Not here: the parser (`request_reader.py`).
+parser: 19 instead of 26 microseconds for a binary request without its model. A head is remembered only after the parser
+and the checks accepted it, so equal bytes are accepted too. Not here: the parser (`request_reader.py`).
 """
 
 from __future__ import annotations
