@@ -133,7 +133,9 @@ def test_responses_hold_exactly_the_outputs_that_were_asked_for(wanted, is_binar
 
 
 def job(rows: int, value: float = 0.0, width: int = 3) -> InferenceJob:
-    return InferenceJob({"x": np.full((max(rows, 1), width), value, np.float32)}, rows, ((width,),), lambda _: None)
+    return InferenceJob(
+        {"x": np.full((max(rows, 1), width), value, np.float32)}, rows, ((width,),), lambda _: None, 0.0
+    )
 
 
 @given(st.lists(st.tuples(st.integers(0, 9), st.integers(1, 2)), min_size=1, max_size=30), st.integers(1, 8))

@@ -143,36 +143,32 @@ class App:
             respond(refused(refusal))
 
     def infer(self, version: LoadedVersion, tensors: dict[str, np.ndarray], done: Callable[[Any], None]) -> None:
-        """Run the model; `done` gets the outputs or an exception. The common part of all protocols."""
-        self.admit(version)
+        """Run the model of an admitted request; `done` gets the outputs or an exception. Common to all protocols."""
         self.in_flight += 1
         start = time.perf_counter()
-        shadow = self.registry.shadow_of(version)
 
         def finish(result: Outputs | BaseException) -> None:
             self.in_flight -= 1
-            if self.registry.is_watched(version) and not isinstance(result, BaseException):
+            if version.is_compared and self.registry.is_watched(version) and not isinstance(result, BaseException):
                 result = _checked(result)
             # A refusal says nothing about the version, and what fails in its engine does.
             is_error = isinstance(result, BaseException) and not _is_clients(result)
             self.registry.answered(version, time.perf_counter() - start, is_error=is_error)
             done(result)
+            shadow = self.registry.shadow_of(version) if version.is_compared else None
             if shadow is not None:
-                compared = result
-                shadow.batcher.submit(tensors, lambda other: self.registry.compare(shadow, compared, other))
+                shadow.batcher.submit(tensors, lambda other: self.registry.compare(shadow, result, other))
 
         version.batcher.submit(tensors, finish)
 
     def admit(self, version: LoadedVersion) -> None:
         """Refuse a request that would wait too long: a quick no is worth more than a late answer."""
-        tuned = version.tuned
-        waiting_s = len(version.batcher) * tuned.batch_s / tuned.max_batch
-        if self.in_flight < self.limits.requests and waiting_s <= self.limits.wait_s:
+        if self.in_flight < self.limits.requests and version.batcher.admits(self.limits.wait_s):
             return
         self.metrics.count("syncline_refused_total", model=version.served.model)
         raise RequestRefused(
             f"The server is busy: {self.in_flight} requests are in flight.",
-            status=503, code="busy", in_flight=self.in_flight, waiting_s=waiting_s,
+            status=503, code="busy", in_flight=self.in_flight,
         )  # fmt: skip
 
     def _infer(self, request: HttpRequest, route: Route, respond: Respond) -> None:
@@ -182,7 +178,7 @@ class App:
             raise RequestRefused(
                 f"Send images to /v2/models/{route.model}/predict.", status=415, code="wrong-content-type"
             )
-        asked = parse_request(request.body, _json_size(request.headers), version.signature)
+        asked = parse_request(request.body, _json_size(request.headers), version.signature, version.plans)
 
         def done(result: Outputs | BaseException) -> None:
             respond(_answer(asked, version, result))

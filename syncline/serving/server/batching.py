@@ -2,8 +2,8 @@
 
 While a batch runs, requests queue up; the next batch takes those that are there. A request alone runs at once. Short
 runs happen on the event loop itself, because handing one to a thread costs more than LeNet takes; longer ones on a
-thread, so that the loop stays responsive. Not here: whether batches are allowed (`tuning.py`), and versions
-(`registry.py`).
+thread, so that the loop stays responsive. Not here: whether batches are allowed (`tuning.py`), whether a request is
+queued at all (`admission.py`), and versions (`registry.py`).
 """
 
 from __future__ import annotations
@@ -13,10 +13,11 @@ import time
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 import numpy as np
 
+from syncline.serving.server.admission import Admission
 from syncline.serving.server.refusal import RequestRefused
 from syncline.serving.server.tuning import Tuned
 
@@ -24,6 +25,9 @@ __all__ = ["Batcher", "InferenceJob", "take_batch"]
 
 ON_LOOP_S = 0.002
 """Runs up to this long happen on the event loop."""
+TURN_S = 0.0005
+"""Short runs follow one another for this long before their responses are written. A run leaves the processor's caches
+full of weights, so that what follows it is slow: better once for several responses than after each run."""
 
 Outputs = dict[str, np.ndarray]
 Done = Callable[[Outputs | BaseException], None]
@@ -39,7 +43,7 @@ class InferenceJob:
     shapes: tuple[tuple[int, ...], ...]
     """The other dimensions of each input. Only requests with equal ones run together."""
     done: Done
-    since_s: float = field(default_factory=time.monotonic)
+    since_s: float
 
 
 def take_batch(queue: deque[InferenceJob], max_rows: int) -> list[InferenceJob]:
@@ -63,10 +67,14 @@ class Batcher:
     def __init__(self, tuned: Tuned, loop: asyncio.AbstractEventLoop, thread: ThreadPoolExecutor) -> None:
         self._tuned, self._loop, self._thread = tuned, loop, thread
         self._queue: deque[InferenceJob] = deque()
+        self._running: list[InferenceJob] = []
+        """What a thread runs."""
+        self._began_s = 0.0
         self._is_running = False
         self._names = tuned.engine.signature.output_names
         self._inputs = tuple(tuned.engine.signature.by_name)
         self._runs_on_loop = 0 < tuned.batch_s <= ON_LOOP_S
+        self._admission = Admission(tuned.run_s)
         self.longest_wait_s = 0.0
         """Jobs that waited longer are refused instead of run; 0 for no limit."""
 
@@ -77,6 +85,14 @@ class Batcher:
     def is_idle(self) -> bool:
         return not self._queue and not self._is_running
 
+    def admits(self, longest_wait_s: float) -> bool:
+        """Whether a request may be queued now."""
+        now, run_s = time.perf_counter(), self._admission.run_s
+        wait_s = len(self._queue) * run_s
+        if self._running:
+            wait_s += max(0.0, len(self._running) * run_s - (now - self._began_s))
+        return self._admission.admits(now, wait_s, longest_wait_s)
+
     def submit(self, tensors: Mapping[str, np.ndarray], done: Done) -> None:
         """Queue a request; `done` is called on the loop with its outputs, or with what went wrong."""
         self._queue.append(self._job(tensors, done))
@@ -86,39 +102,65 @@ class Batcher:
             self._loop.call_soon(self._run_next)
 
     def _job(self, tensors: Mapping[str, np.ndarray], done: Done) -> InferenceJob:
+        now = time.perf_counter()
         if self._tuned.max_batch == 1:
-            return InferenceJob(tensors, 0, (), done)
+            return InferenceJob(tensors, 0, (), done, now)
         shapes = [tensors[name].shape for name in self._inputs]
         rows = {shape[0] for shape in shapes}
         # Rows that differ between inputs are an error of this request alone, so that it must fail alone.
         count = rows.pop() if len(rows) == 1 else 0
-        return InferenceJob(tensors, count, tuple(shape[1:] for shape in shapes), done)
+        return InferenceJob(tensors, count, tuple([shape[1:] for shape in shapes]), done, now)
 
     def _run_next(self) -> None:
-        self._refuse_stale()
-        if not self._queue:
-            self._is_running = False
-            return
-        jobs = take_batch(self._queue, self._tuned.max_batch)
+        now = time.perf_counter()
+        self._refuse_stale(now)
+        if self._queue:
+            self._admission.on_run(now, now - self._queue[0].since_s)
         if self._runs_on_loop:
-            self._finish(jobs, run_together(self._tuned.engine.run, self._names, jobs))
+            self._run_turn(now)
+        elif self._queue:
+            self._running, self._began_s = take_batch(self._queue, self._tuned.max_batch), now
+            self._thread.submit(self._run_on_thread, self._running)
         else:
-            self._thread.submit(self._run_on_thread, jobs)
+            self._rest()
+
+    def _run_turn(self, now: float) -> None:
+        """Run what is queued, for about `TURN_S`, then answer."""
+        ran: list[tuple[InferenceJob, Outputs | BaseException]] = []
+        began, end = now, now + TURN_S
+        while self._queue and now < end:
+            jobs = take_batch(self._queue, self._tuned.max_batch)
+            ran += zip(jobs, run_together(self._tuned.engine.run, self._names, jobs), strict=True)
+            now = time.perf_counter()
+        if ran:
+            self._admission.on_ran(now - began, len(ran))
+        for job, result in ran:
+            job.done(result)
+        self._go_on()
 
     def _run_on_thread(self, jobs: list[InferenceJob]) -> None:
         results = run_together(self._tuned.engine.run, self._names, jobs)
         self._loop.call_soon_threadsafe(self._finish, jobs, results)
 
     def _finish(self, jobs: list[InferenceJob], results: Sequence[Outputs | BaseException]) -> None:
+        self._running = []
+        self._admission.on_ran(time.perf_counter() - self._began_s, len(jobs))
         for job, result in zip(jobs, results, strict=True):
             job.done(result)
+        self._go_on()
+
+    def _go_on(self) -> None:
         if self._queue:
             self._loop.call_soon(self._run_next)
         else:
-            self._is_running = False
+            self._rest()
 
-    def _refuse_stale(self) -> None:
-        oldest = time.monotonic() - self.longest_wait_s
+    def _rest(self) -> None:
+        self._is_running = False
+        self._admission.on_idle()
+
+    def _refuse_stale(self, now: float) -> None:
+        oldest = now - self.longest_wait_s
         while self.longest_wait_s and self._queue and self._queue[0].since_s < oldest:
             self._queue.popleft().done(
                 RequestRefused("The request waited too long for its turn.", status=503, code="waited-too-long")

@@ -14,6 +14,7 @@ from typing import cast
 
 from syncline.serving.server.access_log import AccessLog
 from syncline.serving.server.app import App, HttpRequest, Response, refused
+from syncline.serving.server.known_heads import KnownHeads
 from syncline.serving.server.refusal import RequestRefused
 from syncline.serving.server.request_reader import RequestReader
 
@@ -21,7 +22,12 @@ __all__ = ["HttpServer"]
 
 _LINGER_S = 2.0
 """How long what a refused client still sends is read and dropped: closing at once would destroy our response."""
-_HEAD = {s.value: b"HTTP/1.1 %d %b\r\nContent-Type: " % (s.value, s.phrase.encode()) for s in HTTPStatus}
+_HEAD = {
+    s.value: b"HTTP/1.1 %d %b\r\n" % (s.value, s.phrase.encode())
+    + b"Content-Type: %b\r\nContent-Length: %d\r\n%bX-Content-Type-Options: nosniff\r\n\r\n%b"
+    for s in HTTPStatus
+}
+"""The response of each status, without its type, the length of its body, other headers, and its body."""
 
 
 class HttpServer:
@@ -30,6 +36,7 @@ class HttpServer:
     def __init__(self, app: App, log: AccessLog, loop: asyncio.AbstractEventLoop) -> None:
         self.app, self.log, self.loop = app, log, loop
         self.connections: set[HttpConnection] = set()
+        self.heads = KnownHeads()
 
     def connect(self) -> HttpConnection:
         """The protocol factory."""
@@ -55,7 +62,7 @@ class HttpConnection(asyncio.Protocol):
     def __init__(self, server: HttpServer) -> None:
         self._server, self._app = server, server.app
         self._transport: asyncio.Transport = cast("asyncio.Transport", None)
-        self._reader = RequestReader(server.app, self._on_request, self._on_expect)
+        self._reader = RequestReader(server.app, server.heads, self._on_request, self._on_expect)
         self._waiting: deque[tuple[HttpRequest, bool]] = deque()
         self._is_busy = self._is_refused = self._is_paused = False
         self._keeps_alive = True
@@ -153,13 +160,11 @@ class HttpConnection(asyncio.Protocol):
 
     def _write(self, response: Response, *, is_last: bool) -> None:
         self._app.metrics.status(response.status)
-        parts = [_HEAD[response.status], response.kind, b"\r\nContent-Length: %d\r\n" % len(response.body)]
-        for name, value in response.headers:
-            parts += [name, b": ", value, b"\r\n"]
+        others = b"".join([b"%b: %b\r\n" % header for header in response.headers])
         if is_last:
-            parts.append(b"Connection: close\r\n")
-        parts += [b"X-Content-Type-Options: nosniff\r\n\r\n", response.body]
-        self._transport.write(b"".join(parts))
+            others += b"Connection: close\r\n"
+        body = response.body
+        self._transport.write(_HEAD[response.status] % (response.kind, len(body), others, body))
 
     def _refuse(self, refusal: RequestRefused) -> None:
         """Answer with an error, and read no more requests: where the next one would begin is not certain."""

@@ -6,13 +6,16 @@ Here: bytes to `InferRequest` and back, pure. Not here: the values of a tensor (
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import contextlib
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Any
+from math import isfinite
+from typing import Any, Generic, TypeVar
 
 import msgspec
 import numpy as np
 
+from syncline.serving.server.binary_plan import BinaryPlan, BinaryPlans
 from syncline.serving.server.datatypes import DTYPES, datatype_of, from_bytes, from_json, to_bytes, to_json
 from syncline.serving.server.refusal import RequestRefused
 from syncline.serving.server.signature import Signature
@@ -23,11 +26,14 @@ _REFUSED_PARAMETERS = ("shared_memory_region", "classification")
 """Extensions of the protocol that change the meaning of a tensor. Ignoring them would give a wrong answer."""
 
 
-class _Input(msgspec.Struct):
+Value = TypeVar("Value")
+
+
+class _Input(msgspec.Struct, Generic[Value]):
     name: str
     shape: list[int]
     datatype: str
-    data: list[Any] | None = None
+    data: list[Value] | None = None
     parameters: dict[str, Any] | None = None
 
 
@@ -36,8 +42,8 @@ class _Output(msgspec.Struct):
     parameters: dict[str, Any] | None = None
 
 
-class _Request(msgspec.Struct):
-    inputs: list[_Input]
+class _Request(msgspec.Struct, Generic[Value]):
+    inputs: list[_Input[Value]]
     id: str = ""
     outputs: list[_Output] | None = None
     parameters: dict[str, Any] | None = None
@@ -53,14 +59,25 @@ class InferRequest:
     """Each requested output, in order, and whether its data is binary. Empty: all of them."""
     is_binary: bool = False
     """Whether outputs that were not requested by name are binary."""
+    plan: BinaryPlan | None = None
+    """For a request whose JSON, and that of its response, may be known."""
 
 
-_decode = msgspec.json.Decoder(_Request).decode
+_decode_any = msgspec.json.Decoder(_Request[Any]).decode
+_TYPED: dict[type, Callable[[bytes | memoryview], _Request[Any]]] = {
+    int: msgspec.json.Decoder(_Request[int]).decode,
+    float: msgspec.json.Decoder(_Request[float]).decode,
+}
+"""Flat numbers of one kind. Refusing booleans while decoding costs nothing; looking for them afterwards does."""
 _encode = msgspec.json.Encoder().encode
 
 
-def parse_request(body: bytes, json_size: int | None, signature: Signature) -> InferRequest:
+def parse_request(
+    body: bytes, json_size: int | None, signature: Signature, plans: BinaryPlans | None = None
+) -> InferRequest:
     """The request in `body`, checked against the model. `json_size` is the header of the binary extension."""
+    if json_size and plans is not None and (plan := plans.find(body, json_size)) is not None:
+        return InferRequest(plan.tensors(body, json_size), "", plan.outputs, True, plan)
     if json_size == 0 and body:
         return _parse_raw(body, signature)
     if json_size is not None and not 0 <= json_size <= len(body):
@@ -68,16 +85,30 @@ def parse_request(body: bytes, json_size: int | None, signature: Signature) -> I
             f"Inference-Header-Content-Length is {json_size}, but the body has {len(body)} bytes.",
             code="wrong-header", json_size=json_size, size_bytes=len(body),
         )  # fmt: skip
-    try:
-        found = _decode(body if json_size is None else memoryview(body)[:json_size])
-    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
-        raise RequestRefused(f"The request is not valid: {error}.", code="malformed") from error
+    found, is_typed = _decoded(body if json_size is None else memoryview(body)[:json_size], signature)
     binary = memoryview(body)[len(body) if json_size is None else json_size :]
-    may_have_booleans = b"true" in body or b"false" in body
-    tensors = _tensors(found.inputs, binary, signature, may_have_booleans)
+    tensors = _tensors(found.inputs, binary, signature, may_have_booleans=not is_typed)
     signature.check_complete(tensors)
     is_binary = _flag(found.parameters, "binary_data_output", False)
-    return InferRequest(tensors, found.id, _wanted(found.outputs, is_binary, signature), is_binary)
+    request = InferRequest(tensors, found.id, _wanted(found.outputs, is_binary, signature), is_binary)
+    is_all_binary = json_size is not None and all(one.data is None for one in found.inputs)
+    if plans is not None and is_all_binary and not found.id and (is_binary or request.outputs):
+        request.plan = BinaryPlan.of(tensors, request.outputs)
+        if request.plan is not None and json_size is not None:
+            plans.remember(body, json_size, request.plan)
+    return request
+
+
+def _decoded(text: bytes | memoryview, signature: Signature) -> tuple[_Request[Any], bool]:
+    """The JSON, and whether its data are known to be flat numbers of the signature's kind."""
+    typed = _TYPED.get(signature.numbers) if signature.numbers is not None else None
+    if typed is not None:
+        with contextlib.suppress(msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+            return typed(text), True
+    try:
+        return _decode_any(text), False  # nested rows, strings, and what is wrong
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+        raise RequestRefused(f"The request is not valid: {error}.", code="malformed") from error
 
 
 def encode_response(
@@ -85,9 +116,11 @@ def encode_response(
 ) -> tuple[bytes, int | None]:
     """The body of the response; with binary data also the size of its JSON."""
     wanted = request.outputs or [(output, request.is_binary) for output in outputs]
+    arrays = [outputs[output] for output, _ in wanted]
+    if request.plan is not None and (known := request.plan.head_for(arrays)) is not None:
+        return b"".join([known, *[array.tobytes() for array in arrays]]), len(known)
     described, binary = [], []
-    for output, is_binary in wanted:
-        array = outputs[output]
+    for (output, is_binary), array in zip(wanted, arrays, strict=True):
         one: dict[str, Any] = {"name": output, "datatype": datatype_of(array.dtype), "shape": array.shape}
         if is_binary:
             data = to_bytes(array)
@@ -100,12 +133,15 @@ def encode_response(
     if request.id:
         answer["id"] = request.id
     head = _encode(answer)
+    if request.plan is not None:
+        request.plan.remember_head(arrays, head)
     return (b"".join([head, *binary]), len(head)) if binary else (head, None)
 
 
 def _json_data(output: str, array: np.ndarray) -> list[Any]:
-    # JSON has neither NaN nor infinity; `null` in their place would be silently wrong.
-    if array.dtype.kind == "f" and not bool(np.isfinite(array).all()):
+    values = to_json(array)
+    # JSON has neither NaN nor infinity; `null` in their place would be silently wrong. A finite sum has finite terms.
+    if array.dtype.kind == "f" and not isfinite(sum(values)) and not all(map(isfinite, values)):
         raise RequestRefused(
             f"Output {output!r} is not finite, which JSON cannot express. Ask for binary data to see it.",
             status=500, code="non-finite-output", output=output,
@@ -115,11 +151,11 @@ def _json_data(output: str, array: np.ndarray) -> list[Any]:
             f"Output {output!r} is FP16, which has no JSON form. Ask for binary data.",
             code="binary-only", output=output,
         )  # fmt: skip
-    return to_json(array)
+    return values
 
 
 def _tensors(
-    inputs: list[_Input], binary: memoryview, signature: Signature, may_have_booleans: bool
+    inputs: list[_Input[Any]], binary: memoryview, signature: Signature, *, may_have_booleans: bool
 ) -> dict[str, np.ndarray]:
     tensors: dict[str, np.ndarray] = {}
     place = 0
@@ -150,7 +186,7 @@ def _tensors(
     return tensors
 
 
-def _binary_size(one: _Input) -> int | None:
+def _binary_size(one: _Input[Any]) -> int | None:
     """The size of its binary data; None if its data is in the JSON."""
     if not one.parameters:
         return None

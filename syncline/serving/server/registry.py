@@ -16,6 +16,7 @@ import numpy as np
 from syncline.errors import did_you_mean
 from syncline.serving.metadata import ModelMetadata
 from syncline.serving.server.batching import Batcher
+from syncline.serving.server.binary_plan import BinaryPlans
 from syncline.serving.server.canary import Canary
 from syncline.serving.server.catalog import Catalog, ServedVersion
 from syncline.serving.server.metrics import ServerMetrics
@@ -33,6 +34,9 @@ class LoadedVersion:
     served: ServedVersion
     tuned: Tuned
     batcher: Batcher
+    plans: BinaryPlans = field(default_factory=BinaryPlans)
+    is_compared: bool = False
+    """Whether its model has a canary or a shadow."""
     signature: Signature = field(init=False)
     metadata: ModelMetadata | None = field(init=False)
     """What Syncline wrote into the file; None for files from elsewhere."""
@@ -92,6 +96,8 @@ class Registry:
             elif served.role in ("canary", "shadow"):
                 model.candidate = version
         for name, model in models.items():
+            for version in model.versions.values():
+                version.is_compared = model.candidate is not None
             if model.candidate is not None and model.candidate.served.role == "canary":
                 model.canary = self._canary_of(name, model.candidate)
         self._models, self.catalog, self.is_ready = models, catalog, True

@@ -1,7 +1,8 @@
 """`RequestReader`: the bytes of HTTP/1.1 into whole requests, parsed by httptools.
 
-Here: the callbacks of the parser, and limits on the size of a request. Not here: the connection, with its order of
-requests, responses and limits on time (`http.py`).
+Here: the callbacks of the parser, and limits on the size of a request. Not here: the way around the parser for heads
+that were read before (`known_heads.py`), the connection, with its order of requests, responses and limits on time
+(`http.py`).
 """
 
 from __future__ import annotations
@@ -11,6 +12,7 @@ from collections.abc import Callable
 import httptools
 
 from syncline.serving.server.app import App, HttpRequest
+from syncline.serving.server.known_heads import KnownHeads
 from syncline.serving.server.refusal import RequestRefused
 
 __all__ = ["RequestReader"]
@@ -31,14 +33,20 @@ class RequestReader:
     """
 
     def __init__(
-        self, app: App, on_request: Callable[[HttpRequest, bool], None], on_expect: Callable[[], None]
+        self,
+        app: App,
+        heads: KnownHeads,
+        on_request: Callable[[HttpRequest, bool], None],
+        on_expect: Callable[[], None],
     ) -> None:
-        self._app, self._on_request, self._on_expect = app, on_request, on_expect
+        self._app, self._heads, self._on_request, self._on_expect = app, heads, on_request, on_expect
         self._parser = httptools.HttpRequestParser(self)
         self.target = b""
         self._headers: dict[bytes, bytes] = {}
         self._body: list[bytes] = []
         self._size = 0
+        self._whole = b""
+        """The data in which the present request began; empty if it came in several pieces."""
         self.is_reading = False
         """Whether a part of a request has arrived."""
 
@@ -50,8 +58,13 @@ class RequestReader:
 
     def feed(self, data: bytes) -> bool:
         """Read on; False if what follows is not HTTP/1.1 any more. Raises `RequestRefused`."""
+        self._whole = b""
         if not self.is_reading:
-            self.is_reading, self._size = True, 0
+            known = self._heads.request_in(data)
+            if known is not None:
+                self._on_request(known, True)
+                return True
+            self.is_reading, self._size, self._whole = True, 0, data
         try:
             self._parser.feed_data(data)
         except httptools.HttpParserUpgrade:
@@ -105,6 +118,9 @@ class RequestReader:
         request = HttpRequest(self._parser.get_method(), self.target, self._headers, body)
         self._body, self.is_reading = [], False
         keeps_alive = self._parser.should_keep_alive() and not self._parser.should_upgrade()
+        if keeps_alive and self._whole:
+            self._heads.remember(self._whole, request)
+            self._whole = b""
         self._on_request(request, keeps_alive)
 
     # limits on size

@@ -13,6 +13,8 @@ from syncline.serving.server.refusal import RequestRefused
 
 __all__ = ["Signature", "TensorSpec"]
 
+_NUMBERS: dict[str, type[int] | type[float]] = {"u": int, "i": int, "f": float}
+
 
 @dataclass(frozen=True)
 class TensorSpec:
@@ -39,10 +41,14 @@ class Signature:
     outputs: tuple[TensorSpec, ...]
     by_name: Mapping[str, TensorSpec] = field(init=False)
     output_names: tuple[str, ...] = field(init=False)
+    numbers: type[int] | type[float] | None = field(init=False)
+    """The kind of all inputs; None if it is not the same, or another one."""
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "by_name", {spec.name: spec for spec in self.inputs})
         object.__setattr__(self, "output_names", tuple(spec.name for spec in self.outputs))
+        kinds = {_NUMBERS.get(DTYPES[spec.datatype].kind) for spec in self.inputs}
+        object.__setattr__(self, "numbers", kinds.pop() if len(kinds) == 1 else None)
 
     def check_input(self, name: str, datatype: str, shape: Sequence[int]) -> None:
         """Refuse an input that the model does not have, or not with this type and shape."""
