@@ -27,6 +27,7 @@ from syncline.prediction import predict as predict
 from syncline.result import Result as Result
 from syncline.serving.exporting.export import export as export
 from syncline.serving.exporting.onnx_file import ExportedModel as ExportedModel
+from syncline.serving.scoring.frames import score_frame as score_frame
 from syncline.serving.scoring.score import Scored as Scored
 from syncline.serving.scoring.score import score as score
 from syncline.serving.serve import ModelServer as ModelServer

@@ -82,3 +82,35 @@ def repeats_text(path: Path) -> Path:
         {"words": (TensorProto.STRING, ["batch", 1])},
         {"same": (TensorProto.STRING, ["batch", 1])},
     )
+
+
+def scorable(folder: Path, *, files: int = 2, rows: int = 600, group_rows: int = 100) -> tuple[Path, Path]:
+    """An exported model that adds 1 to the columns a and b, and a folder with rows to score."""
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    from syncline.serving.metadata import KEY, ModelMetadata, TensorFacts
+
+    path = adds(folder / "adds.onnx", 1, size=2)
+    model = onnx.load(path)
+    facts = ModelMetadata(
+        name="adds", version="1", sha256="0", kind="table", answers="numbers", columns=("a", "b"),
+        inputs=(TensorFacts(name="x", dtype="float32", shape=(2,)),),
+        outputs=(TensorFacts(name="y", dtype="float32", shape=(2,)),),
+    )  # fmt: skip
+    model.metadata_props.add(key=KEY, value=facts.to_json())
+    onnx.save(model, path)
+    (folder / "rows").mkdir()
+    for k in range(files):
+        ids = np.arange(k * rows, (k + 1) * rows)
+        table = pa.table({"id": ids, "a": ids.astype(np.float32), "b": -ids.astype(np.float32)})
+        pq.write_table(table, folder / "rows" / f"{k}.parquet", row_group_size=group_rows)
+    return path, folder / "rows"
+
+
+def assert_scored(table, rows: int) -> None:
+    """Every row of `scorable` is there once, with its own prediction."""
+    ids = table["id"].to_numpy()
+    assert np.array_equal(np.sort(ids), np.arange(rows))
+    found = np.array(table["prediction"].to_pylist())
+    assert np.array_equal(found, np.stack([ids + 1, 1 - ids], 1).astype(np.float32))

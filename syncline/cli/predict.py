@@ -33,7 +33,8 @@ def predict(
         typer.Option(metavar="FILES", help="Parquet, Arrow or CSV: a file, folder or URL.", rich_help_panel=_FILES),
     ] = None,
     out: Annotated[
-        Path | None, typer.Option(metavar="FOLDER", help="Where to write the scored rows.", rich_help_panel=_FILES)
+        str | None,
+        typer.Option(metavar="FOLDER", help="Where to write the scored rows: a folder or URL.", rich_help_panel=_FILES),
     ] = None,
     features: Annotated[
         str | None,
@@ -41,6 +42,9 @@ def predict(
             metavar="NAMES", help="Input columns. Default: those of the training data.", rich_help_panel=_FILES
         ),
     ] = None,
+    engine: Annotated[
+        str, typer.Option(help="Where to score: local, ray, ray://HOST:PORT, spark, ...", rich_help_panel=_FILES)
+    ] = "local",
     workers: Annotated[
         int | None, typer.Option(help="Number of processes. Default: one per core.", rich_help_panel=_FILES)
     ] = None,
@@ -66,7 +70,7 @@ def predict(
                 "--out scores",
                 code="predict-what",
             )
-        _score_files(what, data, out, names, _names(features), workers, runtime, json=json)
+        _score_files(what, data, out, names, _names(features), engine, workers, runtime, json=json)
         return
     if not images:
         raise ConfigError(
@@ -95,9 +99,10 @@ def _classify_images(what: str, images: list[Path], outputs: list[str], *, json:
 def _score_files(
     what: str,
     data: str,
-    out: Path,
+    out: str,
     outputs: list[str],
     features: list[str],
+    engine: str,
     workers: int | None,
     runtime: Literal["auto", "onnx", "torch"],
     *,
@@ -107,8 +112,8 @@ def _score_files(
 
     progress = None if json else _RowProgress(sys.stderr)
     done = score(
-        what, data, out, outputs=outputs, features=features or None, workers=workers, runtime=runtime,
-        on_progress=progress,
+        what, data, out, outputs=outputs, features=features or None, engine=engine, workers=workers,
+        runtime=runtime, on_progress=progress,
     )  # fmt: skip
     if json:
         typer.echo(json_format.dumps({**vars(done), "path": str(done.path)}))
@@ -118,7 +123,8 @@ def _score_files(
     typer.echo(
         f"Scored {done.scored_rows:,} of {done.rows:,} rows{there} in {done.seconds:.1f} s, {speed}: {done.path}"
     )
-    typer.echo(f"  ran with {done.runtime}: {done.reason}")
+    where = "" if engine == "local" else f" on {engine}"
+    typer.echo(f"  ran with {done.runtime}{where}: {done.reason}")
 
 
 def _names(text: str | None) -> list[str]:

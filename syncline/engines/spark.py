@@ -58,9 +58,9 @@ class SparkEngine(RemoteEngine):
         needs_pyspark()
         self._owned: SparkSession | None = None
         if session is None:
-            session, is_new = _session_for(name)
+            session, is_new = session_for(name)
             self._owned = session if is_new else None
-        self._context = _context_of(session)
+        self._context = context_of(session)
         self._group = f"syncline-{secrets.token_hex(8)}"
         self._thread_of_job: threading.Thread | None = None
         self._problem: str | None = None
@@ -74,7 +74,7 @@ class SparkEngine(RemoteEngine):
     def _start_agents(self, count: int) -> None:
         from pyspark import InheritableThread
 
-        slots = _local_slots(self._context.master or "")
+        slots = local_slots(self._context.master or "")
         if slots is not None and slots < count:
             raise ConfigError(
                 f"Spark runs as {self._context.master} with {plural(slots, 'task slot')}, but {count} workers need one "
@@ -137,7 +137,7 @@ def _run_agent(invitation: Invitation, slot: int, _: Iterable[int]) -> Iterator[
     yield run_node_agent(invitation, slot=slot)
 
 
-def _session_for(name: str) -> tuple[SparkSession, bool]:
+def session_for(name: str) -> tuple[SparkSession, bool]:
     """The session for `name`, and whether it is new."""
     from pyspark import SparkContext
     from pyspark.sql import SparkSession
@@ -222,7 +222,7 @@ def _own_ctrl_c() -> Iterator[None]:
         signal.signal(signal.SIGINT, before)
 
 
-def _context_of(session: Any) -> SparkContext:
+def context_of(session: Any) -> SparkContext:
     try:
         context: SparkContext = session.sparkContext
     except Exception:  # what Spark Connect raises has changed between versions
@@ -251,10 +251,10 @@ def _address_of(context: SparkContext) -> str:
     return str(found[0][4][0])
 
 
-def _local_slots(master: str) -> int | None:
+def local_slots(master: str) -> int | None:
     """How many tasks a local-mode Spark runs at once; None for a cluster.
 
-    >>> _local_slots("local[4,1000]"), _local_slots("local"), _local_slots("yarn"), _local_slots("local-cluster[2,1,1]")
+    >>> local_slots("local[4,1000]"), local_slots("local"), local_slots("yarn"), local_slots("local-cluster[2,1,1]")
     (4, 1, None, None)
     """
     found = re.fullmatch(r"local(?:\[(\d+|\*)(?:, *\d+)?\])?", master)

@@ -121,10 +121,13 @@ def metadata_of(session: onnxruntime.InferenceSession, shown: str) -> ModelMetad
     return found
 
 
-def open_session(path: str | Path, *, threads: int = 0) -> onnxruntime.InferenceSession:
-    """The model in ONNX Runtime on the CPU; `threads` inside an operator, 0 for as many as there are cores."""
+def open_session(path: str | Path, *, threads: int = 0, content: bytes | None = None) -> onnxruntime.InferenceSession:
+    """The model in ONNX Runtime on the CPU; `threads` inside an operator, 0 for as many as there are cores.
+
+    With `content`, the file at `path` is not read: it is on another machine.
+    """
     onnxruntime = import_onnxruntime()
-    if not Path(path).is_file():
+    if content is None and not Path(path).is_file():
         raise ConfigError(f"There is no file {path}.", code="no-model-file", path=str(path))
     options = onnxruntime.SessionOptions()
     options.intra_op_num_threads, options.inter_op_num_threads = threads, 1
@@ -132,7 +135,7 @@ def open_session(path: str | Path, *, threads: int = 0) -> onnxruntime.Inference
     # Spinning threads take the cores that other processes need.
     options.add_session_config_entry("session.intra_op.allow_spinning", "0")
     try:
-        return onnxruntime.InferenceSession(str(path), options, providers=["CPUExecutionProvider"])
+        return onnxruntime.InferenceSession(content or str(path), options, providers=["CPUExecutionProvider"])
     except Exception as error:  # onnxruntime has a type for each status, and no common one
         said = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
         raise ExportError(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import json
 import signal
 import subprocess
 import sys
@@ -16,6 +17,7 @@ import pytest
 from moto.server import ThreadedMotoServer
 from real_runs import environment, final_state
 from real_runs import syncline as command
+from serving_models import assert_scored, scorable
 
 pytestmark = pytest.mark.xdist_group("s3")  # one process, because these tests share a fixture
 
@@ -119,3 +121,28 @@ def test_a_bucket_that_is_not_there_is_reported(tmp_path: Path, s3: dict[str, st
     assert "s3://nowhere/train" in ran.err
     assert "AWS_" in ran.err
     assert "Traceback" not in ran.err
+
+
+def test_scores_are_written_to_a_url_and_a_job_continues_there(tmp_path: Path, s3: dict[str, str]):
+    model, rows = scorable(tmp_path)
+    uploaded = command(
+        "predict", str(model), "--data", str(rows), "--out", "s3://rows/scores", "--json", cwd=tmp_path, env=s3
+    )
+    assert uploaded.code == 0, uploaded.err
+    assert json.loads(uploaded.out)["path"] == "s3://rows/scores"
+    client = boto3.client("s3", endpoint_url=s3["AWS_ENDPOINT_URL"], aws_access_key_id="testing",
+                          aws_secret_access_key="testing", region_name="us-east-1")  # fmt: skip
+    client.delete_object(Bucket="rows", Key="scores/part-00001-00003-0000000000.parquet")
+    again = command(
+        "predict", str(model), "--data", str(rows), "--out", "s3://rows/scores", "--json", cwd=tmp_path, env=s3
+    )
+    assert json.loads(again.out)["scored_rows"] == 100
+    found = client.list_objects_v2(Bucket="rows", Prefix="scores/part-")["Contents"]
+    parts = [client.get_object(Bucket="rows", Key=one["Key"])["Body"].read() for one in found]
+    assert_scored(pa.concat_tables([pq.read_table(io.BytesIO(part)) for part in parts]), 1200)
+    client.close()
+    other = command(
+        "predict", str(model), "--data", str(rows / "0.parquet"), "--out", "s3://rows/scores", cwd=tmp_path, env=s3
+    )
+    assert other.code != 0
+    assert "another job" in other.err

@@ -20,6 +20,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+import pyarrow.parquet as pq
 import pytest
 import torch
 from real_runs import (
@@ -37,6 +38,7 @@ from real_runs import (
     worker_process,
 )
 from real_runs import syncline as command
+from serving_models import assert_scored, scorable
 from torch import nn
 
 import syncline
@@ -44,7 +46,7 @@ from syncline.compute.processes import process_state
 from syncline.config.run import RunConfig
 from syncline.data.audit import audit_file
 from syncline.driver import run_task
-from syncline.errors import SynclineError
+from syncline.errors import DataError, SynclineError
 from syncline.task import Task
 from syncline.telemetry.events import CheckpointSaved, Event, InfoMessage, Recovered, StrategySwitched, WorkerFailure
 from syncline.telemetry.run_dir import RunDir
@@ -434,3 +436,33 @@ def test_without_a_cluster_one_is_started_and_nothing_is_left_of_it(tmp_path):
     assert "ray::" not in shown
     assert "INFO" not in shown
     assert "WARNING" not in shown
+
+
+def test_files_are_scored_on_ray_each_row_once_though_an_actor_is_killed(cluster, tmp_path, monkeypatch):
+    monkeypatch.setenv("RAY_ADDRESS", cluster.address)
+    model, rows = scorable(tmp_path)
+    killed: list[int] = []
+
+    def kill_one(done: int, _: int) -> None:
+        if not killed:
+            killed.append(next(p for p in processes_with(cluster.folder) if command_of(p).startswith("ray::_Scoring")))
+            os.kill(killed[0], signal.SIGKILL)
+
+    done = syncline.score(model, rows, tmp_path / "out", engine="ray", on_progress=kill_one)
+    assert killed
+    assert (done.rows, done.scored_rows, done.runtime, done.engine) == (1200, 1200, "onnx", "ray")
+    assert_scored(pq.read_table(done.path), 1200)
+    (tmp_path / "out" / "part-00001-00003-0000000000.parquet").unlink()
+    again = syncline.score(model, rows, tmp_path / "out", engine="ray")
+    assert again.scored_rows == 100
+    assert_scored(pq.read_table(done.path), 1200)
+    (tmp_path / "bad.csv").write_text("id,a,b\n1,1,2\n2,,3\n")
+    with pytest.raises(DataError, match="line 3"):
+        syncline.score(model, tmp_path / "bad.csv", tmp_path / "bad", engine="ray")
+
+
+def command_of(pid: int) -> str:
+    try:
+        return Path("/proc", str(pid), "cmdline").read_bytes().decode(errors="replace")
+    except OSError:
+        return ""

@@ -136,7 +136,7 @@ def setup_of(folder: Path, out: Path):
     from syncline.serving.scoring import score
     from syncline.serving.scoring.piece_scorer import Setup
 
-    _, loaded, facts = score._model(folder / "m.onnx", (), None)
+    _, loaded, facts = score.load(folder / "m.onnx", (), None)
     job = score._job(str(folder / "rows"), facts, (), None, GROUP)
     return Setup(job=job, loaded=loaded, metadata=facts, out=str(out), threads=1)
 
@@ -182,7 +182,6 @@ def test_another_job_is_refused_in_the_same_folder(folder: Path, tmp_path: Path)
     (tmp_path / "mine" / "notes.txt").write_text("")
     for out, data, code in [
         (tmp_path / "mine", one, "scoring-place"),
-        ("s3://bucket/out", one, "remote-out"),
         (tmp_path / "new", tmp_path / "out", "column-taken"),
     ]:
         with pytest.raises(ConfigError) as refused:
@@ -193,8 +192,38 @@ def test_another_job_is_refused_in_the_same_folder(folder: Path, tmp_path: Path)
 
 
 def test_two_processes_never_score_into_the_same_folder(folder: Path, tmp_path: Path) -> None:
-    from syncline.serving.scoring.job import JobFolder
+    from syncline.serving.scoring.places import place_for
 
-    with JobFolder(tmp_path / "out").locked(), pytest.raises(ConfigError) as refused:
+    with place_for(tmp_path / "out").locked(), pytest.raises(ConfigError) as refused:
         syncline.score(folder / "m.onnx", folder / "rows", tmp_path / "out")
     assert refused.value.code == "scoring-in-use"
+
+
+@pytest.mark.parametrize("kind", ["pandas", "arrow"])
+def test_a_table_in_memory_gets_the_models_predictions(folder: Path, kind: str) -> None:
+    table = pq.read_table(folder / "rows" / "a.parquet").slice(0, 500)
+    if kind == "pandas":
+        given = table.to_pandas().iloc[::-1]
+        frame = syncline.score_frame(folder / "m.onnx", given)
+        assert frame.index.tolist() == given.index.tolist()
+        assert "prediction" not in given
+        found = pa.Table.from_pandas(frame, preserve_index=False)
+    else:
+        found = syncline.score_frame(folder / "run", table, outputs=["logits"])
+        assert found["logits"].type.value_type == pa.float32()
+        assert syncline.score_frame(folder / "m.onnx", table.slice(0, 0))["prediction"].type == pa.string()
+    probabilities = expected(folder, found)
+    assert found["prediction"].to_pylist() == np.array(["no", "yes"])[probabilities.argmax(1)].tolist()
+    np.testing.assert_allclose(found["probability"].to_numpy(), probabilities.max(1), atol=1e-5)
+    with pytest.raises(ConfigError) as taken:
+        syncline.score_frame(folder / "m.onnx", found)
+    assert taken.value.code == "column-taken"
+    with pytest.raises(ConfigError) as refused:
+        syncline.score_frame(folder / "m.onnx", [1, 2])
+    assert refused.value.code == "not-a-frame"
+
+
+def test_an_unknown_engine_is_refused_before_anything_is_scored(folder: Path, tmp_path: Path) -> None:
+    with pytest.raises(UnknownName):
+        syncline.score(folder / "m.onnx", folder / "rows", tmp_path / "out", engine="slurm")
+    assert not list((tmp_path / "out").glob("part-*"))

@@ -13,6 +13,8 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 import torch
 from py4j.protocol import Py4JJavaError
@@ -34,6 +36,7 @@ from real_runs import (
     worker_process,
 )
 from real_runs import syncline as command
+from serving_models import assert_scored, scorable
 from spark_cluster import ENVIRONMENT, SETTINGS, Cluster, cluster, wait_until
 
 import syncline
@@ -442,3 +445,25 @@ def test_user_errors_are_one_message(tmp_path, session):
     with pytest.raises(syncline.DataError, match=r"'x0' holds .* class indices"):
         estimator(tmp_path, features="x1", label="x0").fit(frame)
     assert list((tmp_path / "runs").glob("spilled-*")) == []
+
+
+def test_files_and_dataframes_are_scored_on_spark_each_row_once(session, tmp_path):
+    model, rows = scorable(tmp_path)
+    seen: list[int] = []
+    done = syncline.score(
+        model, rows, tmp_path / "out", engine="spark", on_progress=lambda count, _: seen.append(count)
+    )
+    assert (done.rows, done.scored_rows, done.runtime, done.engine) == (1200, 1200, "onnx", "spark")
+    assert seen == list(range(100, 1201, 100))
+    assert_scored(pq.read_table(done.path), 1200)
+    (tmp_path / "out" / "part-00001-00003-0000000000.parquet").unlink()
+    assert syncline.score(model, rows, tmp_path / "out", engine="spark").scored_rows == 100
+    assert_scored(pq.read_table(done.path), 1200)
+
+    frame = syncline.score_frame(model, session.read.parquet(str(rows)), outputs=["y"])
+    assert frame.columns == ["id", "a", "b", "prediction", "y"]
+    assert_scored(pa.Table.from_pandas(frame.toPandas()), 1200)
+
+    (tmp_path / "bad.csv").write_text("id,a,b\n1,1,2\n2,,3\n")
+    with pytest.raises(syncline.DataError, match="line 3"):
+        syncline.score(model, tmp_path / "bad.csv", tmp_path / "bad", engine="spark")

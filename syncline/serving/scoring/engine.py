@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import importlib.util
+import socket
 import time
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
@@ -16,7 +17,7 @@ from typing import Literal
 import msgspec
 import numpy as np
 
-from syncline.errors import ExportError
+from syncline.errors import ConfigError, ExportError
 from syncline.serving.metadata import ModelMetadata, open_session, read_metadata
 
 Runtime = Literal["auto", "torch", "onnx"]
@@ -34,6 +35,14 @@ class Loaded(msgspec.Struct, frozen=True, kw_only=True):
     path: str
     names: tuple[str, ...]
     checkpoint: int | None = None
+    content: bytes = b""
+    """Of the ONNX file, for processes on machines that do not have it."""
+
+    def with_content(self) -> Loaded:
+        """The same with the file inside, if it is one."""
+        if self.runtime == "torch":
+            return self
+        return msgspec.structs.replace(self, content=Path(self.path).read_bytes())
 
 
 def answer_of(loaded: Loaded, threads: int) -> Answer:
@@ -57,18 +66,18 @@ def is_worth_exporting(seconds_per_batch: float, rows: int, processes: int) -> b
 
 
 def choose(
-    source: Path, loaded: Loaded, metadata: ModelMetadata, rows: int, processes: int, folder: Path
+    source: Path, loaded: Loaded, metadata: ModelMetadata, rows: int, processes: int, path: Path
 ) -> tuple[Loaded, str]:
-    """ONNX Runtime instead of torch, if that is worth it; and why."""
+    """ONNX Runtime with a file at `path` instead of torch, if that is worth it; and why."""
     if importlib.util.find_spec("onnxruntime") is None or importlib.util.find_spec("onnxscript") is None:
         return loaded, "onnxruntime is not installed: pip install 'syncline[serve]'"
     sample = _sample(metadata)
-    with _threads_kept():
+    with threads_kept():
         per_batch = _seconds(answer_of(loaded, 1), sample)
     if not is_worth_exporting(per_batch, rows, processes):
         return loaded, "the job is too short for an export"
     try:
-        exported = export_to(source, folder / "_model.onnx", loaded)
+        exported = export_to(source, path, loaded)
     except ExportError as error:
         return loaded, f"the model cannot be exported ({error.code})"
     faster = _seconds(answer_of(exported, 1), sample)
@@ -92,7 +101,8 @@ def export_to(source: Path, path: Path, loaded: Loaded) -> Loaded:
 
 
 @contextlib.contextmanager
-def _threads_kept() -> Iterator[None]:
+def threads_kept() -> Iterator[None]:
+    """Restore torch's number of threads, which `answer_of` sets for the whole process."""
     import torch
 
     before = torch.get_num_threads()
@@ -119,7 +129,7 @@ def _seconds(answer: Answer, inputs: np.ndarray) -> float:
 
 
 def _onnx(loaded: Loaded, threads: int) -> Answer:
-    session = open_session(loaded.path, threads=threads)
+    session = open_session(loaded.path, threads=threads, content=loaded.content or None)
     name = session.get_inputs()[0].name
 
     def run(inputs: np.ndarray) -> dict[str, np.ndarray]:
@@ -135,6 +145,12 @@ def _torch(loaded: Loaded, threads: int) -> Answer:
     from syncline.serving.trained import trained_model
 
     torch.set_num_threads(threads)
+    if loaded.checkpoint is not None and not Path(loaded.path).is_dir():
+        raise ConfigError(
+            f"The machine {socket.gethostname()} has no {loaded.path}, which torch needs. Put the run on a folder that "
+            "all machines share, or use --runtime onnx.",
+            code="run-not-shared", path=loaded.path, host=socket.gethostname(),
+        )  # fmt: skip
     names: Sequence[str] = loaded.names
     graph = graph_of(trained_model(loaded.path, checkpoint=loaded.checkpoint), names)
 

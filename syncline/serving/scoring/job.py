@@ -5,25 +5,18 @@
     OUT/_SUCCESS                           written at the end
 
 A job that was killed continues where it was: a piece is done when its file exists. Readers of Parquet folders skip
-names that begin with an underscore or a dot. Not here: scoring (`score.py`).
+names that begin with an underscore or a dot. Not here: scoring (`score.py`), and files as such (`places.py`).
 """
 
 from __future__ import annotations
 
-import contextlib
-import fcntl
-import os
-from collections.abc import Callable, Iterator
-from pathlib import Path
-
 import msgspec
 
-from syncline.config.owned_files import replace_file
 from syncline.errors import ConfigError
 from syncline.serving.scoring.pieces import ScoringPiece, pieces_of
+from syncline.serving.scoring.places import Place
 
-_JOB, _SUCCESS, _LOCK = "_scoring.json", "_SUCCESS", "_lock"
-_TEMPORARY = ".tmp"
+_JOB, _SUCCESS = "_scoring.json", "_SUCCESS"
 
 
 class InputFile(msgspec.Struct, frozen=True, kw_only=True):
@@ -57,67 +50,40 @@ class ScoringJob(msgspec.Struct, frozen=True, kw_only=True):
 class JobFolder:
     """The folder of one job."""
 
-    def __init__(self, path: Path) -> None:
-        self.path = path
+    def __init__(self, place: Place) -> None:
+        self.place = place
 
     def begin(self, job: ScoringJob) -> list[ScoringPiece]:
         """Create the folder or continue in it; the pieces that are left."""
-        self.path.mkdir(parents=True, exist_ok=True)
-        file = self.path / _JOB
-        if not file.exists():
-            others = sorted(one.name for one in self.path.iterdir() if one.name != _LOCK)
-            if others:
+        there = self.place.names()
+        if _JOB not in there:
+            if there:
                 raise ConfigError(
-                    f"The folder {self.path} has other files, such as {others[0]}. Choose a new folder with --out.",
-                    code="scoring-place", path=str(self.path), others=others,
+                    f"The folder {self.place.shown} has other files, such as {min(there)}. Choose a new folder with "
+                    "--out.",
+                    code="scoring-place", path=self.place.shown, others=sorted(there),
                 )  # fmt: skip
-            replace_file(file, msgspec.json.format(msgspec.json.encode(job), indent=1))
+            self.place.write(_JOB, msgspec.json.format(msgspec.json.encode(job), indent=1))
         else:
-            self._check_same(job, file)
-        for left in self.path.glob(f".part-*{_TEMPORARY}"):
-            left.unlink(missing_ok=True)
-        return [piece for piece in job.pieces() if not (self.path / piece.name).exists()]
+            self._check_same(job)
+        self.place.remove_unfinished()
+        return [piece for piece in job.pieces() if piece.name not in there]
 
     def finish(self, job: ScoringJob) -> None:
-        replace_file(self.path / _SUCCESS, msgspec.json.encode({"rows": job.rows, "parts": len(job.pieces())}))
+        self.place.write(_SUCCESS, msgspec.json.encode({"rows": job.rows, "parts": len(job.pieces())}))
 
-    @contextlib.contextmanager
-    def locked(self) -> Iterator[None]:
-        """One process at a time; the lock ends with the process, however that ends."""
-        self.path.mkdir(parents=True, exist_ok=True)
-        with (self.path / _LOCK).open("a") as file:
-            try:
-                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            except BlockingIOError:
-                raise ConfigError(
-                    f"Another process is scoring into {self.path}. Wait for it, or choose another folder with --out.",
-                    code="scoring-in-use", path=str(self.path),
-                ) from None  # fmt: skip
-            yield
-
-    def _check_same(self, job: ScoringJob, file: Path) -> None:
+    def _check_same(self, job: ScoringJob) -> None:
         try:
-            before = msgspec.json.decode(file.read_bytes(), type=ScoringJob)
+            before = msgspec.json.decode(self.place.read(_JOB), type=ScoringJob)
         except msgspec.DecodeError as error:
             raise ConfigError(
-                f"{file} is damaged: {error}. Choose a new folder with --out.", code="scoring-place", path=str(file)
-            ) from error
+                f"{_JOB} in {self.place.shown} is damaged: {error}. Choose a new folder with --out.",
+                code="scoring-place", path=self.place.shown,
+            ) from error  # fmt: skip
         changed = [name for name in ScoringJob.__struct_fields__ if getattr(before, name) != getattr(job, name)]
         if changed:
             raise ConfigError(
-                f"{self.path} holds the scores of another job: {', '.join(changed)} changed. Choose a new folder with "
-                "--out, or delete this one.",
-                code="other-scoring", path=str(self.path), changed=changed,
+                f"{self.place.shown} holds the scores of another job: {', '.join(changed)} changed. Choose a new "
+                "folder with --out, or delete this one.",
+                code="other-scoring", path=self.place.shown, changed=changed,
             )  # fmt: skip
-
-
-def write_whole(path: Path, write: Callable[[Path], None]) -> None:
-    """Have `write` write a temporary file, and rename it when it is on disk."""
-    temporary = path.with_name(f".{path.stem}.{os.getpid()}{_TEMPORARY}")
-    try:
-        write(temporary)
-        with temporary.open("rb") as file:
-            os.fsync(file.fileno())
-        os.replace(temporary, path)
-    finally:
-        temporary.unlink(missing_ok=True)

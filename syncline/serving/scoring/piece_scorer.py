@@ -6,8 +6,6 @@ torch runs the model.
 
 from __future__ import annotations
 
-from pathlib import Path
-
 import msgspec
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -19,8 +17,9 @@ from syncline.data.files.table import TableFile, TableFormat
 from syncline.errors import ConfigError
 from syncline.serving.metadata import ModelMetadata
 from syncline.serving.scoring.engine import Loaded, answer_of
-from syncline.serving.scoring.job import ScoringJob, write_whole
+from syncline.serving.scoring.job import ScoringJob
 from syncline.serving.scoring.pieces import ScoringPiece
+from syncline.serving.scoring.places import place_for
 from syncline.serving.scoring.tables import columns_for, inputs_from, new_columns
 
 
@@ -40,6 +39,7 @@ class PieceScorer:
     def __init__(self, setup: Setup) -> None:
         self._setup, self._job = setup, setup.job
         self._answer = answer_of(setup.loaded, setup.threads)
+        self._place = place_for(setup.out)
         self._store = Store(self._job.location)
         self._format = format_named(self._job.format)
         self._open: tuple[int, TableFile] | None = None
@@ -55,7 +55,9 @@ class PieceScorer:
         found = self._answer(inputs_from(table, columns, self._setup.metadata, where))
         for name, values in new_columns(found, self._setup.metadata, self._job.outputs).items():
             table = table.append_column(name, values)
-        write_whole(Path(self._setup.out) / piece.name, lambda path: pq.write_table(table, path))
+        whole = pa.BufferOutputStream()
+        pq.write_table(table, whole)
+        self._place.write(piece.name, whole.getvalue().to_pybytes())
 
     def _columns(self, file: TableFile, shown: str) -> TableColumns:
         return columns_for(file.schema, self._setup.metadata, self._job.features, shown)

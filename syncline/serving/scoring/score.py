@@ -1,13 +1,14 @@
 """`syncline.score`: predictions for all rows of Parquet, Arrow or CSV files.
 
-Here: from a model and a location to a job, and its order. Not here: the job on disk (`job.py`), the processes
-(`processes.py`), the columns (`tables.py`).
+Here: from a model and a location to a job, and its order. Not here: the job on disk (`job.py`), where it runs
+(`engines.py`), the columns (`tables.py`).
 """
 
 from __future__ import annotations
 
 import contextlib
 import os
+import tempfile
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -20,10 +21,11 @@ from syncline.data.files.table import TableFile, TableFormat
 from syncline.errors import ConfigError, UnknownName
 from syncline.serving.metadata import ModelMetadata, read_metadata
 from syncline.serving.scoring.engine import Loaded, Runtime, choose, export_to
+from syncline.serving.scoring.engines import scoring_engine
 from syncline.serving.scoring.job import InputFile, JobFolder, ScoringJob
 from syncline.serving.scoring.piece_scorer import Setup
 from syncline.serving.scoring.pieces import ROWS, ScoringPiece
-from syncline.serving.scoring.processes import score_all
+from syncline.serving.scoring.places import place_for
 from syncline.serving.scoring.tables import PREDICTION, PROBABILITY, columns_for, outputs_to_run
 
 __all__ = ["Scored", "score"]
@@ -36,8 +38,8 @@ Progress = Callable[[int, int], None]
 class Scored:
     """A finished scoring job."""
 
-    path: Path
-    """The folder with the Parquet files."""
+    path: Path | str
+    """The folder with the Parquet files; a `str` if it is a URL."""
     rows: int
     scored_rows: int
     """How many of them this call has scored; the others were there."""
@@ -46,6 +48,8 @@ class Scored:
     """What ran the model: `onnx` or `torch`."""
     reason: str
     """Why that was chosen."""
+    engine: str = "local"
+    """Where it ran."""
 
 
 def score(
@@ -55,6 +59,7 @@ def score(
     *,
     outputs: Sequence[str] = (),
     features: Sequence[str] | None = None,
+    engine: str = "local",
     workers: int | None = None,
     runtime: Runtime = "auto",
     checkpoint: int | None = None,
@@ -68,42 +73,50 @@ def score(
     Args:
         model: A run directory, an exported ONNX file or bundle, or a model whose weights ship with Syncline.
         data: A file, a folder or a URL.
-        out: A folder; new, or that of the same job.
+        out: A folder or a URL; new, or that of the same job. With Ray and Spark, all machines must see it.
         outputs: Outputs or layers to add as columns of lists, such as `probabilities` or `fc1`.
         features: The input columns. Default: those of the training data.
-        workers: The number of processes. Default: one for each core.
+        engine: `local`, `ray`, `ray://HOST:PORT`, `spark`, `spark://HOST:PORT` or `spark-local[N]`.
+        workers: The number of processes. Default: one for each core, of this machine or of the cluster.
         runtime: `onnx`, `torch`, or `auto` for the faster one.
         checkpoint: The step of the checkpoint. Default: the newest.
         rows_per_piece: The most rows that are written at once, and repeated after a failure.
         on_progress: Called with the number of rows that are scored, and of all rows.
     """
-    if "://" in os.fspath(out):
-        raise ConfigError(f"--out is {out}, but must be a folder on this machine.", code="remote-out", out=str(out))
     if workers is not None and workers < 1:
         raise ConfigError.for_setting("workers", workers, "1 or more")
     if rows_per_piece < 1:
         raise ConfigError.for_setting("rows_per_piece", rows_per_piece, "1 or more")
     start = time.perf_counter()
-    folder = JobFolder(Path(out).absolute())
-    with boundary.guarding(), folder.locked():
-        source, loaded, metadata = _model(Path(model), outputs, checkpoint)
-        job = _job(os.fspath(data), metadata, outputs, features, rows_per_piece)
-        left = folder.begin(job)
-        processes = workers or len(os.sched_getaffinity(0))
-        to_do = sum(piece.rows for piece in left)
-        loaded, reason = _runtime(runtime, source, loaded, metadata, to_do, processes, folder.path)
-        threads = max(1, len(os.sched_getaffinity(0)) // processes)
-        setup = Setup(job=job, loaded=loaded, metadata=metadata, out=str(folder.path), threads=threads)
-        if left:
-            score_all(setup, left, processes, _counting(job.rows, job.rows - to_do, on_progress))
-        folder.finish(job)
-        with contextlib.suppress(OSError):
-            (folder.path / "_model.onnx").unlink(missing_ok=True)
-    return Scored(folder.path, job.rows, to_do, time.perf_counter() - start, loaded.runtime, reason)
+    with boundary.guarding(), tempfile.TemporaryDirectory(prefix="syncline-scoring-") as scratch:
+        place = place_for(out)
+        with place.locked():
+            source, loaded, metadata = load(model, outputs, checkpoint)
+            job = _job(os.fspath(data), metadata, outputs, features, rows_per_piece)
+            folder = JobFolder(place)
+            left = folder.begin(job)
+            to_do = sum(piece.rows for piece in left)
+            reason = "nothing was left to score"
+            # Where a job that is killed leaves it for the next one, if that is a folder.
+            exported = Path(place.shown if place.is_on_this_machine else scratch, "_model.onnx")
+            if left:
+                with contextlib.closing(scoring_engine(engine, workers)) as runner:
+                    loaded, reason = pick_runtime(runtime, source, loaded, metadata, to_do, runner.slots, exported)
+                    setup = Setup(
+                        job=job, loaded=loaded.with_content() if runner.is_remote else loaded, metadata=metadata,
+                        out=place.shown, threads=runner.threads,
+                    )  # fmt: skip
+                    runner.score_all(setup, left, _counting(job.rows, job.rows - to_do, on_progress))
+            folder.finish(job)
+            with contextlib.suppress(OSError):
+                exported.unlink(missing_ok=True)
+    where = Path(place.shown) if place.is_on_this_machine else place.shown
+    return Scored(where, job.rows, to_do, time.perf_counter() - start, loaded.runtime, reason, engine)
 
 
-def _model(path: Path, outputs: Sequence[str], checkpoint: int | None) -> tuple[Path, Loaded, ModelMetadata]:
+def load(model: str | Path, outputs: Sequence[str], checkpoint: int | None) -> tuple[Path, Loaded, ModelMetadata]:
     """Where processes find the model, and what it says about itself."""
+    path = Path(model)
     if path.is_dir() and not (path / "plan.json").exists() and (path / "model.onnx").exists():
         path = path / "model.onnx"  # a bundle
     if path.suffix == ".onnx":
@@ -154,27 +167,33 @@ def _job(
 def _checked(
     file: TableFile, metadata: ModelMetadata, outputs: Sequence[str], features: Sequence[str] | None, shown: str
 ) -> tuple[str, ...]:
-    taken = [name for name in (PREDICTION, PROBABILITY, *outputs) if name in file.schema.names]
+    refuse_taken(file.schema.names, outputs, shown)
+    return columns_for(file.schema, metadata, features, shown).features
+
+
+def refuse_taken(names: Sequence[str], outputs: Sequence[str], shown: str) -> None:
+    """`ConfigError` if a table has a column by the name of a new one."""
+    taken = [name for name in (PREDICTION, PROBABILITY, *outputs) if name in names]
     if taken:
         raise ConfigError(
             f"{shown} already has a column {taken[0]!r}. Rename or drop it before scoring.",
             code="column-taken", column=taken[0], path=shown,
         )  # fmt: skip
-    return columns_for(file.schema, metadata, features, shown).features
 
 
-def _runtime(
-    wanted: Runtime, source: Path, loaded: Loaded, metadata: ModelMetadata, rows: int, processes: int, folder: Path
+def pick_runtime(
+    wanted: Runtime, source: Path, loaded: Loaded, metadata: ModelMetadata, rows: int, processes: int, path: Path
 ) -> tuple[Loaded, str]:
+    """What runs the model, and why; `path`: where to put an exported file."""
     if loaded.runtime == "onnx":
         if wanted == "torch":
             raise ConfigError(f"{source} is an ONNX file, which torch does not run.", code="runtime", path=str(source))
         return loaded, "the model is an ONNX file"
-    if wanted == "torch" or not rows:
-        return loaded, "it was asked for" if rows else "nothing was left to score"
+    if wanted == "torch":
+        return loaded, "it was asked for"
     if wanted == "onnx":
-        return export_to(source, folder / "_model.onnx", loaded), "it was asked for"
-    return choose(source, loaded, metadata, rows, processes, folder)
+        return export_to(source, path, loaded), "it was asked for"
+    return choose(source, loaded, metadata, rows, processes, path)
 
 
 def _counting(rows: int, done: int, on_progress: Progress | None) -> Callable[[ScoringPiece], None]:

@@ -93,8 +93,8 @@ class Joined:
 @pytest.fixture
 def actors(monkeypatch: pytest.MonkeyPatch) -> Actors:
     actors = Actors()
-    monkeypatch.setattr(engine_module, "_import_ray", lambda: actors)
-    monkeypatch.setattr(engine_module, "_Connection", Joined)
+    monkeypatch.setattr(engine_module, "import_ray", lambda: actors)
+    monkeypatch.setattr(engine_module, "RayConnection", Joined)
     return actors
 
 
