@@ -58,8 +58,10 @@ def make_copy(script: Script, repositories: Path, data: Path, target: Path) -> P
     """A copy of the script with its changes; the folder to run it in."""
     bare = repositories / script["repository"].replace("/", "+")
     bare = bare / "repo" if (bare / "repo").exists() else bare
+    # Only the code: partial clones may lack large data files.
+    code = f":(glob){script['folder']}/**/*.py" if script["folder"] != "." else ":(glob)**/*.py"
     archive = subprocess.run(
-        ["git", "-C", bare, "archive", script["commit"], script["folder"]], check=True, capture_output=True
+        ["git", "-C", bare, "archive", script["commit"], code], check=True, capture_output=True
     ).stdout
     subprocess.run(["tar", "x"], input=archive, cwd=target, check=True)
     folder, main = target / script["folder"], script["run"]

@@ -52,6 +52,8 @@ def _sign_after(steps: int, path: Path) -> None:
     register_optimizer_step_post_hook(count)
 
 
+if os.environ.get("DOUBLE"):  # is a difference rounding?
+    torch.set_default_dtype(torch.float64)
 if os.environ.get("WITHOUT_NOISE"):
     _without_noise()
 if "SIGN_AFTER" in os.environ:

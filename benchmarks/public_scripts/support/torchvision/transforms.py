@@ -22,7 +22,7 @@ class Compose:
 class ToTensor:
     def __call__(self, image: torch.Tensor) -> torch.Tensor:
         channels_first = image.unsqueeze(0) if image.dim() == 2 else image.permute(2, 0, 1)
-        return channels_first.float().div(255)
+        return channels_first.to(torch.get_default_dtype()).div(255)
 
 
 class Normalize:
