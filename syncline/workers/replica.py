@@ -69,8 +69,7 @@ def build_replicas(
     collective = session.collective  # another one, if shared memory was too small
     if session.has_global_batch_norm or (session.has_replica_batch_norm and spread is not None):
         lane = collective if spread is None else _lane_of(session, collective, spread)
-        recorded = own_loop.statistics if own_loop is not None and session.has_peers else None
-        synchronize_batch_norm(model, lane, recorded)
+        synchronize_batch_norm(model, lane, own_loop.statistics if own_loop and session.has_peers else None)
     log = _log_of(session, step)
     built: list[tuple[Replica, Exchange]] = []
     for optimizer, flat in zip(optimizers, gradients, strict=True):

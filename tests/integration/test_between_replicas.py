@@ -175,10 +175,9 @@ def test_what_does_not_work_between_replicas_is_refused_before_anything_starts(t
     assert not list(tmp_path.iterdir())
 
 
-def test_explain_says_what_the_strategy_does_between_replicas():
-    done = command(
-        "explain", "mlp", "--data", "digits", "--workers", "4", "--layout", "sharded(2)", "--strategy", "gossip"
-    )
+def test_explain_says_what_the_strategy_does_between_replicas(tmp_path):
+    words = ("explain", "mlp", "--data", "digits", "--workers", "4", "--layout", "sharded(2)", "--strategy", "gossip")
+    done = command(*words, cwd=tmp_path)
     assert done.code == 0, done.err
     assert "2 replicas of 2 workers each. For the strategy each replica is one worker" in done.out
     assert "to 1 other" in done.out
