@@ -65,13 +65,14 @@ browser: $(DEV)
 
 SEED ?= $(shell $(PYTHON) -c "import secrets; print(secrets.randbelow(2**32))")
 
-nightly: $(DEV)  ## Run the property tests on new random examples, large floods of connections, and all exports. SEED=n repeats a run.
+nightly: $(DEV)  ## Run the property tests on new random examples, large floods of connections, all exports, and all layouts. SEED=n repeats a run.
 	@$(eval SEED := $(SEED))echo "Hypothesis seed: $(SEED). To repeat this run: make nightly SEED=$(SEED)"
 	$(PYTEST) -n 2 --dist loadgroup --hypothesis-profile nightly --hypothesis-seed $(SEED) tests/property \
 	  tests/integration/test_random_loops.py || \
 	  { echo "Failed with Hypothesis seed $(SEED). To repeat this run: make nightly SEED=$(SEED)"; exit 1; }
 	SYNCLINE_TEST_STRANGERS=50000 $(PYTEST) tests/integration/test_strangers.py
 	SYNCLINE_TEST_EXPORTS=all $(PYTEST) tests/integration/test_export.py -k zoo
+	SYNCLINE_TEST_LAYOUTS=all $(PYTEST) tests/integration/test_layout_results.py
 
 COVERED ?= tests/unit tests/property tests/contract
 

@@ -119,11 +119,11 @@ def test_workers_have_the_places_that_the_layout_says():
 
 
 def test_the_explanation_says_what_each_worker_holds():
-    (line, failure) = read_layout("sharded").explain(4, 10_000_000)
+    (line, failure) = read_layout("sharded").explain(4, 10_000_000, read_strategy("allreduce").method)
     assert "5.0 MB" in line
     assert "20.0 MB" in line
     assert "completes" in failure
-    replicas, cut, bubble, *_ = read_layout("pipeline(2)").explain(4, 10_000_000)
+    replicas, cut, bubble, *_ = read_layout("pipeline(2)").explain(4, 10_000_000, read_strategy("allreduce").method)
     assert "2 replicas" in replicas
     assert "10.0 MB" in cut
     assert "11%" in bubble
