@@ -311,6 +311,30 @@ def test_a_worse_canary_is_rolled_back_in_all_processes(tmp_path):
         assert "rolled back" in index[1]["reason"]
 
 
+def test_a_canary_that_is_wrong_more_often_is_rolled_back_when_labels_come_back(tmp_path):
+    good, bad = adds(tmp_path / "good.onnx", 0.0), adds(tmp_path / "bad.onnx", 1.0)
+    with syncline.serve(good, bad, name="m", canary=0.5, token=False) as server:
+        client = Client(server.port)
+
+        def ask_and_label(k: int) -> str:
+            """The version that answered; the right answer is what went in, which only the stable version gives."""
+            status, answer = client.infer(float(k))
+            assert status == 200
+            label = {"outcomes": [{"prediction": answer["outputs"][0]["data"][0], "label": k}]}
+            address = f"/v2/models/m/versions/{answer['model_version']}/feedback"
+            status, counted = client.ask("POST", address, json.dumps(label).encode())
+            assert (status, counted["counted"]) == (200, 1)
+            return answer["model_version"]
+
+        labeled = [ask_and_label(k) for k in range(39)]
+        assert set(labeled) == {"1", "2"}, "Too few labels to decide, and nothing else is wrong with the canary."
+        ask_and_label(39)
+        until(lambda: client.ask("GET", "/v2/models/m")[1]["versions"] == ["1"])
+        index = client.ask("POST", "/v2/repository/index")[1]
+        assert "0.0% of its 20 predictions with labels are right, against 100.0% of 20" in index[1]["reason"]
+        assert {client.infer()[1]["model_version"] for _ in range(10)} == {"1"}
+
+
 def test_versions_of_one_name_answer_by_their_number_and_unload_ends_them(tmp_path):
     paths = [adds(tmp_path / f"{k}.onnx", float(k)) for k in (1, 2)]
     with syncline.serve(*paths, name="m", token=False) as server:

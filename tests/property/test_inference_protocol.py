@@ -293,3 +293,32 @@ def answers(count: int, errors: int, seconds: float) -> AnswerStats:
 )
 def test_a_canary_is_worse_if_it_fails_or_is_slow(canary, is_worse):
     assert (worse_because(answers(100, 0, 0.001), canary) is not None) == is_worse
+
+
+def labels(right: int, wrong: int) -> AnswerStats:
+    found = answers(100, 0, 0.001)
+    found.add_labels([True] * right + [False] * wrong)
+    return found
+
+
+@pytest.mark.parametrize(
+    ("canary", "is_worse"),
+    [
+        (labels(0, FEWEST - 1), False),  # too early
+        (labels(980, 20), False),
+        (labels(970, 30), False),  # chance
+        (labels(900, 100), True),
+        (labels(10, 10), True),
+        (labels(1000, 0), False),
+    ],
+)
+def test_a_canary_is_worse_if_it_is_wrong_more_often_than_chance_explains(canary, is_worse):
+    assert (worse_because(labels(980, 20), canary) is not None) == is_worse
+
+
+def test_chance_alone_hardly_ever_rolls_back_a_canary_that_is_as_good():
+    rng, streams, ended = np.random.default_rng(0), 300, 0
+    for _ in range(streams):
+        canary, right = Canary(0.2), rng.random(1000) < 0.9
+        ended += any(canary.observe_labels([bool(one)], is_canary=canary.takes_next()) for one in right)
+    assert ended <= 0.01 * streams

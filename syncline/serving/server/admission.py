@@ -27,6 +27,8 @@ class Admission:
     def __init__(self, run_s: float) -> None:
         self.run_s = run_s
         """The time of the engine for one request, as a moving average. 0 if unknown."""
+        self._quickest_s = run_s
+        """The same without other programs on the processor: the shortest run so far. 0 if unknown."""
         self._late_since: float | None = None
         self._sheds_until = float("-inf")
 
@@ -43,19 +45,28 @@ class Admission:
 
     def on_ran(self, seconds: float, requests: int) -> None:
         """A run of these requests took this long."""
+        alone_s = seconds / requests
+        self._quickest_s = min(self._quickest_s, alone_s) if self._quickest_s else alone_s
         self.run_s += _NEWEST * (seconds / requests - self.run_s) if self.run_s else seconds / requests
 
     def on_idle(self) -> None:
         """Nothing is queued or running."""
         self._late_since = None
 
-    def admits(self, now: float, wait_s: float, longest_wait_s: float) -> bool:
-        """Whether to take a request that would wait for `wait_s`; a burst may wait for `longest_wait_s`."""
+    def admits(self, now: float, wait_s: float, longest_wait_s: float, ahead: int) -> bool:
+        """Whether to take a request that would wait for `wait_s`, behind `ahead` others.
+
+        A burst may wait for `longest_wait_s`.
+        """
         if self._late_since is not None and now - self._late_since >= _BURST_S:
             self._sheds_until = now + _CALM_S
         if now >= self._sheds_until:
             return wait_s <= longest_wait_s
         if wait_s <= min(self.short_wait_s, longest_wait_s):
+            return True
+        # A few requests to a quick model wait for long only if other programs take the processor. Refusing them would
+        # not make the others quicker.
+        if 0 < ahead * self._quickest_s <= min(_SHORT_WAIT_S, longest_wait_s):
             return True
         self._sheds_until = now + _CALM_S
         return False

@@ -1,8 +1,9 @@
 """`App`: HTTP requests in, responses out, without a socket.
 
-Here: who may ask, URLs, status codes, and the messages of the Open Inference Protocol around inference. A response
-comes through a callback, at once or when the model has run. Not here: bytes of HTTP (`http.py`), tensors
-(`messages.py`), models (`registry.py`), prepared inputs such as images (`friendly.py`), the page (`try_page.py`).
+Here: who may ask, status codes, and the messages of the Open Inference Protocol around inference. A response
+comes through a callback, at once or when the model has run. Not here: bytes of HTTP (`http.py`), which
+addresses there are (`routes.py`), tensors (`messages.py`), models (`registry.py`), prepared inputs such as images
+(`friendly.py`), labels that come back (`feedback.py`), the page (`try_page.py`).
 """
 
 from __future__ import annotations
@@ -11,13 +12,12 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
-from urllib.parse import unquote, urlsplit
 
 import msgspec
 import numpy as np
 
 from syncline import __version__
-from syncline.serving.server import friendly
+from syncline.serving.server import feedback, friendly
 from syncline.serving.server.access import Access
 from syncline.serving.server.batching import Outputs
 from syncline.serving.server.limits import Limits
@@ -26,6 +26,7 @@ from syncline.serving.server.metrics import ServerMetrics
 from syncline.serving.server.openapi import openapi
 from syncline.serving.server.refusal import RequestRefused
 from syncline.serving.server.registry import LoadedVersion, Registry
+from syncline.serving.server.routes import Route, route_of
 from syncline.serving.server.try_page import try_page
 
 __all__ = ["App", "HttpRequest", "Manager", "Response"]
@@ -62,14 +63,6 @@ class Response(NamedTuple):
 Respond = Callable[[Response], None]
 
 
-class Route(NamedTuple):
-    """What a path means."""
-
-    action: str
-    model: str = ""
-    version: str | None = None
-
-
 class Manager:
     """What the supervisor does on behalf of a request. This one is for a process without a supervisor."""
 
@@ -103,6 +96,7 @@ class App:
         self._actions: dict[tuple[bytes, str], Callable[[HttpRequest, Route, Respond], None]] = {
             (b"POST", "infer"): self._infer,
             (b"POST", "predict"): self._predict,
+            (b"POST", "feedback"): self._feedback,
             (b"GET", "live"): lambda _, __, respond: respond(_json({"live": True})),
             (b"GET", "ready"): self._ready,
             (b"GET", "server"): lambda _, __, respond: respond(_json(_SERVER)),
@@ -200,6 +194,12 @@ class App:
 
         self.infer(version, tensors, done)
 
+    def _feedback(self, request: HttpRequest, route: Route, respond: Respond) -> None:
+        version = self.registry.find(route.model, route.version)
+        outcomes = feedback.outcomes_in(request.body)
+        self.registry.labeled(version, outcomes)
+        respond(_json({"counted": len(outcomes), "right": sum(outcomes)}))
+
     def _ready(self, request: HttpRequest, route: Route, respond: Respond) -> None:
         del request, route
         respond(_json({"ready": self.is_ready}, 200 if self.is_ready else 503))
@@ -264,47 +264,6 @@ class App:
             if len(self._routes) < _MOST_KNOWN_PATHS:
                 self._routes[target] = found
         return found
-
-
-def route_of(target: bytes) -> Route:
-    """What this address means; 404 if nothing.
-
-    >>> route_of(b"/v2/models/digits/versions/2/infer")
-    Route(action='infer', model='digits', version='2')
-    """
-    try:
-        path = urlsplit(target.decode("ascii")).path
-        parts = [unquote(part, errors="strict") for part in path.strip("/").split("/")]
-    except ValueError as error:
-        raise RequestRefused("This is not an address.", code="malformed") from error
-    match parts:
-        case [""]:
-            return Route("page")
-        case ["metrics"]:
-            return Route("metrics")
-        case ["v2"]:
-            return Route("server")
-        case ["v2", "openapi.json"]:
-            return Route("openapi")
-        case ["v2", "health", ("live" | "ready") as action]:
-            return Route(action)
-        case ["v2", "models", model]:
-            return Route("model", model)
-        case ["v2", "models", model, "versions", version]:
-            return Route("model", model, version)
-        case ["v2", "models", model, ("infer" | "predict") as action]:
-            return Route(action, model)
-        case ["v2", "models", model, "versions", version, ("infer" | "predict") as action]:
-            return Route(action, model, version)
-        case ["v2", "models", model, "ready"]:
-            return Route("model-ready", model)
-        case ["v2", "models", model, "versions", version, "ready"]:
-            return Route("model-ready", model, version)
-        case ["v2", "repository", "index"]:
-            return Route("index")
-        case ["v2", "repository", "models", model, ("load" | "unload") as action]:
-            return Route(action, model)
-    raise RequestRefused(f"There is nothing at {path[:200]}.", status=404, code="unknown-address")
 
 
 def index_of(registry: Registry, *, only_ready: bool) -> list[dict[str, str]]:

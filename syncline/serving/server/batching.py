@@ -91,7 +91,7 @@ class Batcher:
         wait_s = len(self._queue) * run_s
         if self._running:
             wait_s += max(0.0, len(self._running) * run_s - (now - self._began_s))
-        return self._admission.admits(now, wait_s, longest_wait_s)
+        return self._admission.admits(now, wait_s, longest_wait_s, len(self._queue) + len(self._running))
 
     def submit(self, tensors: Mapping[str, np.ndarray], done: Done) -> None:
         """Queue a request; `done` is called on the loop with its outputs, or with what went wrong."""

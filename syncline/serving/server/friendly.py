@@ -7,6 +7,8 @@ the protocol's own tensors (`messages.py`).
 from __future__ import annotations
 
 import io
+from collections.abc import Sequence
+from math import prod
 from typing import Any
 
 import msgspec
@@ -26,7 +28,7 @@ __all__ = ["described", "tensors_of"]
 _MOST_PIXELS = 20_000_000
 
 
-class _Body(msgspec.Struct):
+class _Body(msgspec.Struct, forbid_unknown_fields=True):
     rows: list[list[Any]] | None = None
     text: str | None = None
 
@@ -42,6 +44,8 @@ def tensors_of(body: bytes, content_type: str, version: LoadedVersion) -> dict[s
         asked = msgspec.json.decode(body, type=_Body)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
         raise RequestRefused(f"Send an image, or JSON with rows or text: {error}.", code="malformed") from error
+    if asked.text is not None and asked.rows is not None:
+        raise RequestRefused("Send rows or text, not both.", code="malformed")
     if asked.text is not None:
         return {spec.name: _text(asked.text, spec, version.metadata)}
     if not asked.rows:
@@ -96,12 +100,20 @@ def _check_pixels(body: bytes) -> None:
 
 
 def _rows(rows: list[list[Any]], spec: TensorSpec, version: LoadedVersion) -> np.ndarray:
-    shape = [len(rows), *(version.metadata.inputs[0].shape if version.metadata else spec.shape[1:])]
+    shape = [len(rows), *_sample_shape(version.metadata.inputs[0].shape if version.metadata else spec.shape[1:], rows)]
     version.signature.check_input(spec.name, spec.datatype, shape)
     flat = [value for row in rows for value in row]
     if any(len(row) != len(flat) // len(rows) for row in rows):
         raise RequestRefused("The rows have different lengths.", code="wrong-size", rows=len(rows))
     return from_json(flat, spec.datatype, shape, spec.name)
+
+
+def _sample_shape(shape: Sequence[int], rows: list[list[Any]]) -> list[int]:
+    """A dimension of any size follows from the length of the rows."""
+    if sum(size < 0 for size in shape) > 1:
+        raise RequestRefused("The model's input has several dimensions of any size. Use /infer.", code="several-shapes")
+    known = prod(size for size in shape if size >= 0)
+    return [len(rows[0]) // max(known, 1) if size < 0 else size for size in shape]
 
 
 def _text(text: str, spec: TensorSpec, metadata: ModelMetadata | None) -> np.ndarray:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from bisect import bisect_left
 from collections import Counter
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 
 __all__ = ["ServerMetrics", "merged"]
 
@@ -19,6 +19,7 @@ _HELP = {
     "syncline_request_seconds": ("histogram", "Time from the last byte of an inference request to its response."),
     "syncline_refused_total": ("counter", "Requests refused because the server was busy."),
     "syncline_shadow_total": ("counter", "Answers of shadow versions, by whether they agree with the answer given."),
+    "syncline_labels_total": ("counter", "Labels that came back, by whether the prediction was right."),
     "syncline_connections": ("gauge", "Open connections."),
     "syncline_requests_in_flight": ("gauge", "Inference requests that are queued or running."),
     "syncline_model_info": ("gauge", "Served versions; the value is 1."),
@@ -48,6 +49,11 @@ class ServerMetrics:
             found = self._seconds[model] = ([0] * (len(BUCKETS_S) + 1), [0.0])
         found[0][bisect_left(BUCKETS_S, seconds)] += 1
         found[1][0] += seconds
+
+    def labeled(self, model: str, version: str, outcomes: Sequence[bool]) -> None:
+        """Labels came back for these predictions: whether each was right."""
+        for is_right in outcomes:
+            self.count("syncline_labels_total", model=model, version=version, outcome="right" if is_right else "wrong")
 
     def lines(self, gauges: Mapping[tuple[str, tuple[tuple[str, str], ...]], float]) -> list[str]:
         """One line for each series, with the present values of the gauges."""

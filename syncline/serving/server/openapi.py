@@ -6,121 +6,13 @@ from math import prod
 from typing import Any
 
 from syncline import __version__
-from syncline.serving.server.datatypes import DTYPES
+from syncline.serving.server.openapi_schemas import ERRORS, FEEDBACK, SCHEMAS, value_schema
 from syncline.serving.server.registry import LoadedVersion, Registry
 
 __all__ = ["openapi"]
 
-_TENSOR = {
-    "type": "object",
-    "required": ["name", "shape", "datatype"],
-    "properties": {
-        "name": {"type": "string"},
-        "shape": {"type": "array", "items": {"type": "integer"}},
-        "datatype": {"type": "string", "enum": list(DTYPES)},
-        "parameters": {"type": "object", "nullable": True},
-        "data": {"type": "array", "items": {}, "nullable": True},
-    },
-}
-_METADATA_TENSOR = {"type": "array", "items": {"$ref": "#/components/schemas/tensor_metadata"}}
-_SCHEMAS: dict[str, Any] = {
-    "error": {"type": "object", "required": ["error"], "properties": {"error": {"type": "string"}}},
-    "tensor": _TENSOR,
-    "tensor_metadata": {
-        "type": "object",
-        "required": ["name", "datatype", "shape"],
-        "properties": {
-            "name": {"type": "string"},
-            "datatype": {"type": "string", "enum": list(DTYPES)},
-            "shape": {"type": "array", "items": {"type": "integer"}},
-        },
-    },
-    "metadata_server": {
-        "type": "object",
-        "required": ["name", "version", "extensions"],
-        "properties": {
-            "name": {"type": "string"},
-            "version": {"type": "string"},
-            "extensions": {"type": "array", "items": {"type": "string"}},
-        },
-    },
-    "metadata_model": {
-        "type": "object",
-        "required": ["name", "platform", "inputs", "outputs"],
-        "properties": {
-            "name": {"type": "string"},
-            "versions": {"type": "array", "items": {"type": "string"}},
-            "platform": {"type": "string"},
-            "inputs": _METADATA_TENSOR,
-            "outputs": _METADATA_TENSOR,
-            "parameters": {"type": "object"},
-        },
-    },
-    "inference_request": {
-        "type": "object",
-        "required": ["inputs"],
-        "properties": {
-            "id": {"type": "string"},
-            "parameters": {"type": "object", "nullable": True},
-            "inputs": {"type": "array", "items": {"$ref": "#/components/schemas/tensor"}, "minItems": 1},
-            "outputs": {
-                "type": "array",
-                "nullable": True,
-                "items": {
-                    "type": "object",
-                    "required": ["name"],
-                    "properties": {"name": {"type": "string"}, "parameters": {"type": "object"}},
-                },
-            },
-        },
-    },
-    "inference_response": {
-        "type": "object",
-        "required": ["model_name", "outputs"],
-        "properties": {
-            "model_name": {"type": "string"},
-            "model_version": {"type": "string"},
-            "id": {"type": "string"},
-            "outputs": {"type": "array", "items": {"$ref": "#/components/schemas/tensor"}},
-        },
-    },
-    "predict_response": {
-        "type": "object",
-        "required": ["model_name", "model_version", "predictions"],
-        "properties": {
-            "model_name": {"type": "string"},
-            "model_version": {"type": "string"},
-            "predictions": {"type": "array", "items": {"type": "object"}},
-        },
-    },
-    "index": {
-        "type": "array",
-        "items": {
-            "type": "object",
-            "required": ["name", "version", "state", "reason"],
-            "properties": {key: {"type": "string"} for key in ("name", "version", "state", "reason")},
-        },
-    },
-    "live": {"type": "object", "required": ["live"], "properties": {"live": {"type": "boolean"}}},
-    "ready": {"type": "object", "required": ["ready"], "properties": {"ready": {"type": "boolean"}}},
-    "empty": {"type": "object", "maxProperties": 0},
-}
-_PREDICT = {
-    "type": "object",
-    "properties": {
-        "rows": {"type": "array", "items": {"type": "array", "items": {}, "minItems": 1}, "minItems": 1},
-        "text": {"type": "string", "minLength": 1},
-    },
-    "minProperties": 1,
-    "maxProperties": 1,
-    "additionalProperties": False,
-}
 _MOST_VALUES = 10_000
 """Larger inputs have no example."""
-_ERRORS = {"400": "The request is wrong.", "401": "The token is missing.", "403": "Another host or site asks.",
-           "404": "There is no such model or version.", "413": "The request is too large.",
-           "415": "The content is of another type.", "500": "The model failed.",
-           "503": "The server is busy or not ready; try again after Retry-After."}  # fmt: skip
 
 
 def openapi(registry: Registry) -> dict[str, Any]:
@@ -137,22 +29,24 @@ def openapi(registry: Registry) -> dict[str, Any]:
         "openapi": "3.0.3",
         "info": {"title": "syncline serve", "version": __version__},
         "paths": paths,
-        "components": {"schemas": _SCHEMAS, "securitySchemes": {"token": {"type": "http", "scheme": "bearer"}}},
+        "components": {"schemas": SCHEMAS, "securitySchemes": {"token": {"type": "http", "scheme": "bearer"}}},
         "security": [{"token": []}, {}],
     }
 
 
 def _model_paths(name: str, version: LoadedVersion) -> dict[str, Any]:
     found: dict[str, Any] = {}
-    request = {"$ref": "#/components/schemas/inference_request"}
     for base in (f"/v2/models/{name}", f"/v2/models/{name}/versions/{version.served.version}"):
         found[base] = _get(f"Inputs and outputs of {name}.", "metadata_model")
         found[f"{base}/ready"] = _get("Whether it is loaded.", "ready")
-        infer = _operation("Run the model.", "inference_response", body=request)
+        infer = _operation("Run the model.", "inference_response", body=_infer_body(version))
         infer["requestBody"]["content"]["application/json"] |= _example(version)
         found[f"{base}/infer"] = {"post": infer}
-    found[f"/v2/models/{name}/predict"] = {
-        "post": _operation("Predict for an image, rows or text.", "predict_response", body=_PREDICT)
+        if content := _predict_content(version):
+            predict = _operation("Predict for an image, rows or text.", "predict_response")
+            found[f"{base}/predict"] = {"post": {**predict, "requestBody": {"required": True, "content": content}}}
+    found[f"/v2/models/{name}/versions/{version.served.version}/feedback"] = {
+        "post": _operation("Count which predictions were right.", "feedback_response", body=FEEDBACK)
     }
     for action in ("load", "unload"):
         found[f"/v2/repository/models/{name}/{action}"] = {"post": _operation(f"{action.title()} {name}.", "empty")}
@@ -166,7 +60,7 @@ def _get(summary: str, schema: str) -> dict[str, Any]:
 def _operation(summary: str, schema: str, body: dict[str, Any] | None = None) -> dict[str, Any]:
     answer = {"schema": {"$ref": f"#/components/schemas/{schema}"}}
     error = {"application/json": {"schema": {"$ref": "#/components/schemas/error"}}}
-    errors = {status: {"description": text, "content": error} for status, text in _ERRORS.items()}
+    errors = {status: {"description": text, "content": error} for status, text in ERRORS.items()}
     if schema == "ready":
         errors["503"] = {"description": "Not ready.", "content": {"application/json": answer}}
     found: dict[str, Any] = {
@@ -177,6 +71,53 @@ def _operation(summary: str, schema: str, body: dict[str, Any] | None = None) ->
         is_needed = schema != "index"
         found["requestBody"] = {"required": is_needed, "content": {"application/json": {"schema": body}}}
     return found
+
+
+def _infer_body(version: LoadedVersion) -> dict[str, Any]:
+    """The protocol's request, with the names and types of this model."""
+    general, signature = SCHEMAS["inference_request"]["properties"], version.signature
+    tensors = [
+        {**SCHEMAS["tensor"], "properties": {
+            **SCHEMAS["tensor"]["properties"],
+            "name": {"type": "string", "enum": [spec.name]},
+            "datatype": {"type": "string", "enum": [spec.datatype]},
+            "shape": {"type": "array", "items": {"type": "integer", "minimum": 0},
+                      "minItems": len(spec.shape), "maxItems": len(spec.shape)},
+        }}
+        for spec in signature.inputs
+    ]  # fmt: skip
+    output = general["outputs"]["items"]
+    names = {"name": {"type": "string", "enum": list(signature.output_names)}}
+    output = {**output, "properties": {**output["properties"], **names}}
+    inputs = {"type": "array", "items": {"oneOf": tensors}, "minItems": len(tensors), "maxItems": len(tensors)}
+    properties = {**general, "inputs": inputs, "outputs": {**general["outputs"], "items": output}}
+    return {"type": "object", "required": ["inputs"], "properties": properties}
+
+
+def _predict_content(version: LoadedVersion) -> dict[str, Any]:
+    """What this model's prediction takes, by content type; empty if nothing."""
+    if len(version.signature.inputs) != 1:
+        return {}
+    (spec,), metadata = version.signature.inputs, version.metadata
+    bodies = []
+    value, shape = value_schema(spec.datatype), metadata.inputs[0].shape if metadata else spec.shape[1:]
+    if value is not None and sum(size < 0 for size in shape) < 2 and 0 not in shape:
+        row: dict[str, Any] = {"type": "array", "items": value, "minItems": 1}
+        if all(size > 0 for size in shape):
+            row |= {"minItems": prod(shape), "maxItems": prod(shape)}
+        bodies.append(_one_field("rows", {"type": "array", "items": row, "minItems": 1}))
+    if metadata is not None and metadata.kind == "text" and metadata.class_names:
+        known = "".join(f"\\{one}" if one in "\\]^-" else one for one in metadata.class_names)
+        least = max(1, metadata.inputs[0].shape[0])
+        bodies.append(_one_field("text", {"type": "string", "pattern": f"^[{known}]{{{least},}}$"}))
+    content: dict[str, Any] = {"application/json": {"schema": {"oneOf": bodies}}} if bodies else {}
+    if metadata is not None and metadata.kind == "image":
+        content["image/*"] = {"schema": {"type": "string", "format": "binary"}}
+    return content
+
+
+def _one_field(name: str, schema: dict[str, Any]) -> dict[str, Any]:
+    return {"type": "object", "required": [name], "properties": {name: schema}, "additionalProperties": False}
 
 
 def _example(version: LoadedVersion) -> dict[str, Any]:

@@ -7,7 +7,7 @@ version, and the old version is freed with its last request. Not here: loading (
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -142,9 +142,21 @@ class Registry:
         if model is None or model.canary is None or version not in (model.stable, model.candidate):
             return
         reason = model.canary.observe(seconds, is_canary=version is model.candidate, is_error=is_error)
-        if reason is not None:
+        self._end_if_worse(model, reason)
+
+    def labeled(self, version: LoadedVersion, outcomes: Sequence[bool]) -> None:
+        """Count which predictions of a version were right; ask for the end of a canary that does worse."""
+        served = version.served
+        self._metrics.labeled(served.model, served.version, outcomes)
+        model = self._models.get(served.model)
+        if model is not None and model.canary is not None and version in (model.stable, model.candidate):
+            reason = model.canary.observe_labels(outcomes, is_canary=version is model.candidate)
+            self._end_if_worse(model, reason)
+
+    def _end_if_worse(self, model: _ServedModel, reason: str | None) -> None:
+        if reason is not None and model.candidate is not None:
             model.canary = None  # from now on, in this process, the stable version answers
-            self._on_worse(served, reason)
+            self._on_worse(model.candidate.served, reason)
 
     def is_watched(self, version: LoadedVersion) -> bool:
         """Whether its outputs are checked, because a canary is compared."""

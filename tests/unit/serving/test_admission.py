@@ -20,7 +20,7 @@ def overload(run_s: float, factor: float, seconds: float, longest_wait_s: float 
         wait_s = max(0.0, free_at - now)
         if not wait_s and not starts:
             admission.on_idle()
-        if admission.admits(now, wait_s, longest_wait_s):
+        if admission.admits(now, wait_s, longest_wait_s, len(starts)):
             starts.append((now + wait_s, now))
             free_at = now + wait_s + run_s
             taken.append((now, wait_s))
@@ -39,14 +39,23 @@ def test_in_lasting_overload_a_request_takes_less_than_twice_the_time_of_a_run(r
 
 def test_a_burst_waits_instead_of_being_refused():
     admission = Admission(0.01)
-    assert all(admission.admits(0.0, 0.01 * k, 1.0) for k in range(50))
-    assert not admission.admits(0.0, 1.01, 1.0)
+    assert all(admission.admits(0.0, 0.01 * k, 1.0, k) for k in range(50))
+    assert not admission.admits(0.0, 1.01, 1.0, 101)
 
 
 def test_shedding_ends_when_nothing_was_refused_for_a_second():
     admission = Admission(0.01)
     admission.on_run(0.0, 0.5)
-    assert not admission.admits(0.2, 0.5, 1.0)
+    assert not admission.admits(0.2, 0.5, 1.0, 50)
     admission.on_idle()
-    assert not admission.admits(1.1, 0.5, 1.0)
-    assert admission.admits(2.2, 0.5, 1.0)
+    assert not admission.admits(1.1, 0.5, 1.0, 50)
+    assert admission.admits(2.2, 0.5, 1.0, 50)
+
+
+def test_a_few_requests_to_a_quick_model_are_never_refused_because_other_programs_take_the_processor():
+    admission = Admission(0.0003)
+    for k in range(100):  # each run is interrupted: 8 connections wait for 80 ms
+        admission.on_run(0.1 * k, 0.08)
+        admission.on_ran(0.01, 1)
+    assert admission.admits(10.0, 8 * admission.run_s, 1.0, 8)
+    assert not admission.admits(10.0, 50 * admission.run_s, 1.0, 50)

@@ -302,6 +302,45 @@ def test_wrong_requests_do_not_count_against_a_canary(world):
     assert server.rolled_back == []
 
 
+def feedback(predictions: list, labels: list) -> bytes:
+    pairs = zip(predictions, labels, strict=True)
+    return json.dumps(
+        {"outcomes": [{"prediction": prediction, "label": label} for prediction, label in pairs]}
+    ).encode()
+
+
+def test_labels_are_counted_for_the_version_that_predicted(world):
+    server = world(versions={("m", "1", "stable"): Adds(), ("m", "2", "pinned"): Adds()})
+    address = "/v2/models/m/versions/2/feedback"
+    assert server.ask("POST", address, feedback([7, 3.0, 1], [7, 3, 0])) == (200, {"counted": 3, "right": 2})
+    assert server.ask("POST", address, feedback(["cat"], ["cat"])) == (200, {"counted": 1, "right": 1})
+    (response,), _ = server.send(request("GET", "/metrics"))
+    counted = [line for line in response.body.decode().splitlines() if line.startswith("syncline_labels_total")]
+    assert counted == [
+        'syncline_labels_total{model="m",version="2",outcome="right",process="0"} 3',
+        'syncline_labels_total{model="m",version="2",outcome="wrong",process="0"} 1',
+    ]
+
+
+@pytest.mark.parametrize(
+    ("version", "body", "status"),
+    [
+        ("9", feedback([1], [1]), 404),
+        ("1", b'{"outcomes": [{"prediction": 1}]}', 400),
+        ("1", feedback([], []), 400),
+        ("1", feedback(["7"], [7]), 400),  # never equal: counted, it would be silently wrong
+        ("1", feedback([True], [1]), 400),
+        ("1", feedback([[1]], [[1]]), 400),
+        ("1", feedback([None], [None]), 400),
+        ("1", b"{", 400),
+    ],
+)
+def test_labels_that_cannot_be_compared_are_refused(world, version, body, status):
+    found, answer = world().ask("POST", f"/v2/models/m/versions/{version}/feedback", body)
+    assert found == status
+    assert set(answer) == {"error"}
+
+
 def test_a_shadow_is_compared_and_never_answers(world):
     server = world(versions={("m", "1", "stable"): Adds(), ("m", "2", "shadow"): Adds(-100.0)})
     assert server.ask("POST", INFER, BODY)[1]["model_version"] == "1"
@@ -474,6 +513,62 @@ def test_the_openapi_document_has_every_address_that_answers(world):
     validate(document)
     example = document["paths"][INFER]["post"]["requestBody"]["content"]["application/json"]["example"]
     assert server.ask("POST", INFER, json.dumps(example).encode())[0] == 200
+
+
+def body_schema(server, path: str):
+    """What the document says about the body of a request."""
+    from jsonschema import Draft202012Validator
+
+    document = server.ask("GET", "/v2/openapi.json")[1]
+    schema = document["paths"][path]["post"]["requestBody"]["content"]["application/json"]["schema"]
+    return Draft202012Validator({**schema, "components": document["components"]})
+
+
+@pytest.mark.parametrize(
+    ("body", "status"),
+    [
+        ({"rows": [[1, 2], [3, 4.5]]}, 200),
+        ({"rows": [[1, 2, 3]]}, 400),
+        ({"rows": [[1, "2"]]}, 400),
+        ({"rows": [[1, 1e39]]}, 400),
+        ({"rows": []}, 400),
+        ({"rows": [[1, 2]], "text": "a"}, 400),
+        ({"rows": [[1, 2]], "more": 1}, 400),
+        ({"text": "a"}, 400),
+        ({}, 400),
+    ],
+)
+def test_the_document_says_which_predictions_are_answered(world, body, status):
+    server, path = world(), "/v2/models/m/predict"
+    assert body_schema(server, path).is_valid(body) == (status == 200)
+    assert server.ask("POST", path, json.dumps(body).encode())[0] == status
+
+
+@pytest.mark.parametrize(
+    ("change", "status"),
+    [
+        ({}, 200),
+        ({"outputs": [{"name": "y"}]}, 200),
+        ({"outputs": [{"name": ""}]}, 400),
+        ({"inputs": []}, 400),
+        ({"inputs": [{"name": "z", "shape": [1, 2], "datatype": "FP32", "data": [1, 2]}]}, 400),
+        ({"inputs": [{"name": "x", "shape": [1, 2], "datatype": "INT8", "data": [1, 2]}]}, 400),
+        ({"inputs": [{"name": "x", "shape": [2], "datatype": "FP32", "data": [1, 2]}]}, 400),
+        ({"id": 3}, 400),
+    ],
+)
+def test_the_document_has_the_names_and_types_of_the_model(world, change, status):
+    server, body = world(), {**json.loads(BODY), **change}
+    assert body_schema(server, INFER).is_valid(body) == (status == 200)
+    assert server.ask("POST", INFER, json.dumps(body).encode())[0] == status
+
+
+def test_a_model_with_several_inputs_has_no_prediction_for_people_in_the_document(world):
+    engine = Adds()
+    engine.signature = Signature((*Adds.signature.inputs, TensorSpec("z", "FP32", (-1, 2))), Adds.signature.outputs)
+    paths = world(engine).ask("GET", "/v2/openapi.json")[1]["paths"]
+    assert INFER in paths
+    assert not [path for path in paths if path.endswith("/predict")]
 
 
 # models and names
