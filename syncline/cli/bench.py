@@ -17,6 +17,7 @@ SUITES_HELP = (
     "gloo), stragglers (cost of slow workers), recovery (cost of a killed worker), torchrun (an unchanged DDP script "
     "under syncline run), own-loop (a script of your own against DDP), layouts (against FSDP2 and torch's 1F1B), "
     "tolerance (cost of fault tolerance without a failure), allreduce (gradient sum against gloo). Only if named: "
+    "graphs (PageRank against an iteration by hand), "
     "serve (the server against ONNX Runtime alone), engines (cost per step of Ray and Spark), memory (peak memory by "
     "batch size), saving (cost of large checkpoints), peers (throughput of other frameworks)."
 )
@@ -26,7 +27,7 @@ def bench(
     suites: Annotated[
         list[str] | None,
         typer.Argument(
-            metavar="SUITE", help="Suites to run. Default: all but serve, engines, memory, saving and peers."
+            metavar="SUITE", help="Suites to run. Default: all but graphs, serve, engines, memory, saving and peers."
         ),
     ] = None,
     repeats: Annotated[
@@ -64,6 +65,7 @@ def bench(
     syncline bench startup --repeats 9
     syncline bench overhead --quick --out bench-results
     syncline bench peers --install accelerate && syncline bench peers
+    syncline bench serve --install mlserver && syncline bench serve
     """
     from syncline.lab.bench.command import bench as run_bench
 
@@ -77,9 +79,12 @@ def bench(
 def _install_peers(suites: list[str], keys: list[str], peers_dir: Path | None) -> None:
     from syncline.lab.bench.peer_recipes import adapters_folder, environments_folder, install, peers_named
 
-    if suites not in ([], ["peers"]):
-        raise ConfigError(f"--install applies to the suite peers, not to {' '.join(suites)}. Leave one of them out.")
+    if suites not in ([], ["peers"], ["serve"]):
+        raise ConfigError(
+            f"--install applies to the suites peers and serve, not to {' '.join(suites)}. Leave one of them out."
+        )
+    suite = suites[0] if suites else "peers"
     environments = environments_folder(peers_dir)
-    for peer in peers_named(keys, adapters_folder()):
+    for peer in peers_named(keys, adapters_folder("servers" if suite == "serve" else "peers")):
         install(peer, environments, say=lambda text: typer.echo(text, err=True))
-        typer.echo(f"Installed {peer.name} in {environments / peer.key}. Next: syncline bench peers", err=True)
+        typer.echo(f"Installed {peer.name} in {environments / peer.key}. Next: syncline bench {suite}", err=True)

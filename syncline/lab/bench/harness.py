@@ -7,7 +7,7 @@ suites (one file each, by name in `suites.py`), the arithmetic (`lab/statistics.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Literal, NamedTuple
@@ -68,6 +68,8 @@ class Suite:
     goals: tuple[Goal, ...] = ()
     rounds_per_repeat: int = 1
     """More than 1 for short measurements."""
+    missing: Mapping[str, str] = field(default_factory=dict)
+    """Contenders that cannot be measured here, and why: rows without figures."""
 
     def __post_init__(self) -> None:
         names = [c.name for c in self.contenders]

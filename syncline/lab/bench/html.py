@@ -229,7 +229,8 @@ def _ratio(ratio: Spread | None) -> str:
 
 
 def _contenders(suite: Suite) -> str:
-    items = [f"<dt>{text(c.name)}</dt><dd>{text(c.what)}</dd>" for c in suite.contenders if c.what]
+    described = [*((c.name, c.what) for c in suite.contenders if c.what), *suite.missing.items()]
+    items = [f"<dt>{text(name)}</dt><dd>{text(what)}</dd>" for name, what in described]
     return f'<dl class="contenders">{"".join(items)}</dl>' if items else ""
 
 

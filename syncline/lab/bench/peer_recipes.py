@@ -17,13 +17,15 @@ import tomllib
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from syncline.data.download import cache_dir
 from syncline.errors import ConfigError, SynclineError, UnknownName
 
-_KEYS = {"name", "what", "note", "start", "environment", "install"}
+_KEYS = {"name", "what", "note", "start", "environment", "install", "path"}
 _INSTALL_KEYS = {"python", "packages", "by_hand"}
+_OURS = ("PYTHONPATH", "PYTHONHOME", "VIRTUAL_ENV")
+"""Variables of this Python that would mislead another one."""
 _VERSION = re.compile(r"[23]\.\d+")
 
 
@@ -37,7 +39,10 @@ class PeerFramework:
     name: str
     what: str
     start: tuple[str, ...]
-    """The command, with {python}, {bin}, {adapter}, {workers}, {batch}, {warm_up}, {steps}, {port} and {scratch}."""
+    """The command, with {python}, {bin}, {adapter}, {workers}, {batch}, {warm_up}, {steps}, {port} and {scratch};
+    that of a server with {python}, {bin}, {adapter}, {folder}, {model}, {port} and {scratch}."""
+    path: str = ""
+    """Where a server takes requests, with {model}; empty for the address of the Open Inference Protocol."""
     note: str = ""
     environment: Mapping[str, str] = field(default_factory=dict)
     python: str | None = None
@@ -59,13 +64,13 @@ class PeerFramework:
         return found if found.exists() else None
 
 
-def adapters_folder() -> Path:
-    """`benchmarks/peers` of the checkout that this Syncline runs from."""
-    folder = Path(__file__).parents[3] / "benchmarks" / "peers"
+def adapters_folder(kind: Literal["peers", "servers"] = "peers") -> Path:
+    """`benchmarks/peers`, or that of servers, of the checkout that this Syncline runs from."""
+    folder = Path(__file__).parents[3] / "benchmarks" / kind
     if not folder.is_dir():
         raise SynclineError(
             f"The peer adapters are not part of an installed Syncline: {folder} does not exist. Run "
-            "'syncline bench peers' from a checkout of the repository: make setup, then .venv/bin/syncline bench peers."
+            "'syncline bench' from a checkout of the repository: make setup, then .venv/bin/syncline bench peers."
         )
     return folder
 
@@ -130,6 +135,26 @@ def install(
         raise
 
 
+def environment_of(peer: PeerFramework, python: Path) -> dict[str, str]:
+    """The same for all: one thread, loopback, the shared protocol, and the peer's own programs first in PATH."""
+    shared = [str(peer.folder.parent / "protocol")]
+    inherited = dict(os.environ)
+    if peer.has_own_environment:
+        inherited = {name: value for name, value in inherited.items() if name not in _OURS}
+    else:
+        shared += [str(Path(__file__).parents[3]), *filter(None, [inherited.get("PYTHONPATH")])]
+    return {
+        **inherited,
+        "PATH": os.pathsep.join([str(python.parent), os.environ.get("PATH", os.defpath)]),
+        "PYTHONPATH": os.pathsep.join(shared),
+        "OMP_NUM_THREADS": "1",
+        "MKL_NUM_THREADS": "1",
+        "OPENBLAS_NUM_THREADS": "1",
+        "GLOO_SOCKET_IFNAME": "lo",
+        **peer.environment,
+    }
+
+
 def _python(peer: PeerFramework) -> str:
     if peer.python == f"{sys.version_info.major}.{sys.version_info.minor}":
         return sys.executable
@@ -166,6 +191,7 @@ def _read(path: Path) -> PeerFramework:
         python=install.get("python"),
         packages=tuple(install.get("packages", ())),
         by_hand=install.get("by_hand", ""),
+        path=data.get("path", ""),
     )
 
 

@@ -9,7 +9,6 @@ skipped, with the command that installs it. Not here: adapters and environments 
 from __future__ import annotations
 
 import json
-import os
 import tempfile
 from collections.abc import Callable, Generator
 from dataclasses import dataclass
@@ -17,13 +16,17 @@ from pathlib import Path
 
 from syncline.errors import SynclineError
 from syncline.lab.bench.harness import BenchSettings, Contender, Suite
-from syncline.lab.bench.peer_recipes import PeerFramework, adapters_folder, all_peers, environments_folder
+from syncline.lab.bench.peer_recipes import (
+    PeerFramework,
+    adapters_folder,
+    all_peers,
+    environment_of,
+    environments_folder,
+)
 from syncline.lab.bench.processes import free_port, last_lines, output_of
 
 _BASELINE = "syncline-train"
 _LIMIT_S = 300.0
-_OURS = ("PYTHONPATH", "PYTHONHOME", "VIRTUAL_ENV")
-"""Variables of this Python that would mislead another one."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -98,7 +101,7 @@ def _measured(
     def measure() -> float:
         output = output_of(
             _command(peer, python, work, scratch),
-            environment=_environment(peer, python),
+            environment=environment_of(peer, python),
             folder=scratch,  # empty, so that nothing is imported from it by mistake
             timeout_s=limit_s,
         )
@@ -120,23 +123,3 @@ def _command(peer: PeerFramework, python: Path, work: PeerWorkload, scratch: Pat
         "scratch": scratch / "runs",
     }
     return [part.format_map(values) for part in peer.start]
-
-
-def _environment(peer: PeerFramework, python: Path) -> dict[str, str]:
-    """The same for all: one thread, loopback, the shared protocol, and the peer's own programs first in PATH."""
-    shared = [str(peer.folder.parent / "protocol")]
-    inherited = dict(os.environ)
-    if peer.has_own_environment:
-        inherited = {name: value for name, value in inherited.items() if name not in _OURS}
-    else:
-        shared += [str(Path(__file__).parents[3]), *filter(None, [inherited.get("PYTHONPATH")])]
-    return {
-        **inherited,
-        "PATH": os.pathsep.join([str(python.parent), os.environ.get("PATH", os.defpath)]),
-        "PYTHONPATH": os.pathsep.join(shared),
-        "OMP_NUM_THREADS": "1",
-        "MKL_NUM_THREADS": "1",
-        "OPENBLAS_NUM_THREADS": "1",
-        "GLOO_SOCKET_IFNAME": "lo",
-        **peer.environment,
-    }

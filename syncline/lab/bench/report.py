@@ -171,6 +171,7 @@ def _suite_as_dict(result: SuiteResult) -> dict[str, Any]:
             }
             for c in suite.contenders
         ],
+        "missing": dict(suite.missing),
         "goals": [
             {
                 "contender": v.goal.contender,
@@ -204,7 +205,7 @@ def _rows(result: SuiteResult) -> list[tuple[str, str, str, str]]:
                 "1 (baseline)" if is_baseline and times else _ratio(ratio) if ratio else "-",
             )
         )
-    return rows
+    return rows + [(name, "-", "-", reason) for name, reason in result.suite.missing.items()]
 
 
 def describe_rounds(result: SuiteResult) -> str:

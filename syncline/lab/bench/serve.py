@@ -1,7 +1,7 @@
-"""The server against ONNX Runtime alone: CPU time per request, and requests per second.
+"""The server against ONNX Runtime alone, and against other servers: CPU time per request, and requests per second.
 
 Here: LeNet, one image per request, 8 connections. Only the CPU time of the server counts, not that of the client; a
-busy machine disturbs it less than a rate. Not here: other servers, which need environments of their own.
+busy machine disturbs it less than a rate. Not here: starting other servers (`server_peers.py`).
 """
 
 from __future__ import annotations
@@ -20,7 +20,9 @@ from typing import cast
 import numpy as np
 import uvloop
 
+from syncline.errors import SynclineError
 from syncline.lab.bench.harness import BenchSettings, Contender, Goal, Suite
+from syncline.lab.bench.server_peers import cpu_s, found_servers, started
 from syncline.serving.exporting.onnx_file import export_onnx
 from syncline.serving.metadata import open_session
 from syncline.serving.serve import ModelServer
@@ -28,7 +30,11 @@ from syncline.serving.server.options import ServeOptions
 
 _MODEL = "lenet"
 _CONNECTIONS = 8
-_LIMIT_S = 60.0
+_LIMIT_S = 120.0
+_TIMES_OURS = {"mlserver": 3, "triton": 3, "litserve": 8, "bentoml": 8}
+"""How many times as much CPU time as ours each server is expected to take for the same JSON."""
+_AS_STARTED = "json, batched"
+"""Ours as users start it; the others are, too."""
 _IMAGE = np.random.default_rng(0).integers(0, 256, (1, 1, 28, 28), np.uint8)
 
 
@@ -41,14 +47,43 @@ def suites(settings: BenchSettings) -> Generator[Suite, None, None]:
         export_onnx(_MODEL, path)
         with _served(path, max_batch=1) as alone, _served(path) as batched:
             _pin(alone, batched)
-            yield _cpu_suite(path, alone, batched, count)
+            with contextlib.ExitStack() as others:
+                peers, missing = _peers(settings, path, others, count)
+                yield _cpu_suite(path, alone, batched, count, peers, missing)
         with _served(path) as one, _served(path, processes=2) as two:
             yield _rate_suite(one, two, count)
 
 
-def _cpu_suite(path: Path, alone: ModelServer, batched: ModelServer, count: int) -> Suite:
+def _peers(
+    settings: BenchSettings, model: Path, opened: contextlib.ExitStack, count: int
+) -> tuple[dict[str, Contender], dict[str, str]]:
+    """The other servers that run here, by their key, and why the others do not, by name."""
+    found, missing = found_servers(settings.peers_dir)
+    running: dict[str, Contender] = {}
+    for peer, python in found:
+        settings.say(f"Starting {peer.name}.")
+        try:
+            server = opened.enter_context(started(peer, python, model, _json_body(), min(os.sched_getaffinity(0))))
+        except SynclineError as error:
+            settings.say(str(error))
+            missing[peer.name] = "does not start; the reason is above"
+            continue
+        request = _post(_json_body(), "Content-Type: application/json\r\n", server.path)
+        measure = partial(_cpu_us, server.port, server.pids, request, count)
+        running[peer.key] = Contender(name=peer.name, measure=measure, what=peer.what)
+    return running, missing
+
+
+def _cpu_suite(
+    path: Path,
+    alone: ModelServer,
+    batched: ModelServer,
+    count: int,
+    peers: dict[str, Contender],
+    missing: dict[str, str],
+) -> Suite:
     def contender(name: str, server: ModelServer, request: bytes, what: str) -> Contender:
-        return Contender(name=name, measure=partial(_cpu_us, server, request, count), what=what)
+        return Contender(name=name, measure=partial(_cpu_us, server.port, server.pids, request, count), what=what)
 
     return Suite(
         name="serve-cpu",
@@ -61,12 +96,22 @@ def _cpu_suite(path: Path, alone: ModelServer, batched: ModelServer, count: int)
             contender("binary", alone, binary_request(), "Binary tensors with --max-batch 1."),
             contender("json", alone, json_request(), "JSON with --max-batch 1."),
             contender("binary, batched", batched, binary_request(), "Binary tensors; queued requests run together."),
-            contender("json, batched", batched, json_request(), "JSON; queued requests run together."),
+            contender(_AS_STARTED, batched, json_request(), "JSON; queued requests run together."),
             contender("ping", alone, b"GET /v2/health/live HTTP/1.1\r\nHost: localhost\r\n\r\n", "No inference."),
+            *peers.values(),
         ),
         # 40 and 90 microseconds on top of the 115 that LeNet takes. Only for requests that run alone, as the baseline
         # does: in a batch ONNX Runtime itself takes less per image, which would hide a part of the server's cost.
-        goals=(Goal(contender="binary", limit=1.35), Goal(contender="json", limit=1.8)),
+        goals=(
+            Goal(contender="binary", limit=1.35),
+            Goal(contender="json", limit=1.8),
+            *[
+                Goal(contender=peers[key].name, limit=times, bound="at least", against=_AS_STARTED)
+                for key, times in _TIMES_OURS.items()
+                if key in peers
+            ],
+        ),
+        missing=missing,
     )
 
 
@@ -93,12 +138,15 @@ def binary_request() -> bytes:
 
 
 def json_request() -> bytes:
+    return _post(_json_body(), "")
+
+
+def _json_body() -> bytes:
     tensor = {"name": "input", "shape": _IMAGE.shape, "datatype": "UINT8", "data": _IMAGE.ravel().tolist()}
-    return _post(json.dumps({"inputs": [tensor], "outputs": [{"name": "logits"}]}).encode(), "")
+    return json.dumps({"inputs": [tensor], "outputs": [{"name": "logits"}]}).encode()
 
 
-def _post(body: bytes, headers: str) -> bytes:
-    path = f"/v2/models/{_MODEL}/infer"
+def _post(body: bytes, headers: str, path: str = f"/v2/models/{_MODEL}/infer") -> bytes:
     return f"POST {path} HTTP/1.1\r\nHost: localhost\r\n{headers}Content-Length: {len(body)}\r\n\r\n".encode() + body
 
 
@@ -130,21 +178,15 @@ def _runtime_us(path: Path, count: int) -> Callable[[], float]:
     return measure
 
 
-def _cpu_us(server: ModelServer, request: bytes, count: int) -> float:
-    _load(server.port, request, count // 10)
-    before = _cpu_s(server)
-    _load(server.port, request, count)
-    return 1e6 * (_cpu_s(server) - before) / count
+def _cpu_us(port: int, pids: Callable[[], list[int]], request: bytes, count: int) -> float:
+    _load(port, request, count // 10)
+    before = cpu_s(pids())
+    _load(port, request, count)
+    return 1e6 * (cpu_s(pids()) - before) / count
 
 
 def _rate(server: ModelServer, count: int) -> float:
     return count / _load(server.port, binary_request(), count)
-
-
-def _cpu_s(server: ModelServer) -> float:
-    """The CPU time of all threads of the server's processes, in nanosecond steps."""
-    stats = [file for pid in server.pids() for file in Path(f"/proc/{pid}/task").glob("*/schedstat")]
-    return sum(int(file.read_text().split()[0]) for file in stats) / 1e9
 
 
 def _load(port: int, request: bytes, count: int) -> float:
@@ -181,7 +223,7 @@ class _Client(asyncio.Protocol):
     def data_received(self, data: bytes) -> None:
         self._received += data
         head, found, body = self._received.partition(b"\r\n\r\n")
-        if not found or len(body) < int(head.partition(b"Content-Length: ")[2].split(b"\r\n")[0]):
+        if not found or len(body) < int(head.lower().partition(b"content-length: ")[2].split(b"\r\n")[0]):
             return
         if not head.startswith(b"HTTP/1.1 200"):
             self.done.set_exception(ValueError(self._received.decode(errors="replace")))
