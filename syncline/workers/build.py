@@ -10,7 +10,7 @@ import functools
 import inspect
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol, runtime_checkable
 
 import torch
 from torch import nn
@@ -31,6 +31,16 @@ from syncline.models.zoo import registry as zoo
 from syncline.task import LocatedData, Task, made
 
 Loss = Callable[..., torch.Tensor]
+
+
+@runtime_checkable
+class BringsOptimizer(Protocol):
+    """A model that does not learn by gradients, and what applies that which it has in their place."""
+
+    def own_optimizer(self) -> torch.optim.Optimizer: ...
+
+    def begin_step(self, samples: int) -> None:
+        """A step with so many samples over all workers begins."""
 
 
 def build_sources(task: Task, seed: int = 0) -> tuple[Source, Source | None]:
@@ -119,6 +129,8 @@ def build_optimizer(task: Task, model: nn.Module, *, may_fuse: bool = True) -> t
 
     `may_fuse`: torch may update all parameters in one operation, where it can.
     """
+    if isinstance(model, BringsOptimizer):
+        return model.own_optimizer()
     wanted, parameters = task.optimizer, model.parameters()
     if not isinstance(wanted, Spec):
         if task.weight_decay is not None:

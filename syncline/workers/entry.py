@@ -36,6 +36,7 @@ from syncline.workers import own_loop
 from syncline.workers.build import build_model, build_sources, parameter_shapes
 from syncline.workers.failure import describe_failure
 from syncline.workers.job import Job
+from syncline.workers.layout_facts import settle_layout
 from syncline.workers.link import Link
 from syncline.workers.loop import train
 from syncline.workers.session import Session
@@ -44,7 +45,7 @@ from syncline.workers.stepper import Stepper
 from syncline.workers.torchrun import TorchrunScript
 from syncline.workers.train_state import load_model
 
-__all__ = ["describe_spread", "load_trained_model", "parameter_shapes", "rebuild_model", "run_worker"]
+__all__ = ["describe_spread", "load_trained_model", "parameter_shapes", "rebuild_model", "run_worker", "settle_layout"]
 
 _SAMPLES_SHOWN = 8
 """How many of the samples in flight a failure report names."""
@@ -78,7 +79,7 @@ def run_worker(spec: LaunchSpec) -> int:
         step, samples = session.in_flight if session else (0, None)
         shown = [int(s) for s in samples[:_SAMPLES_SHOWN]] if samples is not None else []
         if session is not None:
-            session.collective.abort()  # so that no other worker waits for this one
+            session.after_report.callback(session.collective.abort)  # so that no other worker waits for this one
             session.checkpoints.finish_writing()
         is_first_step = session is None or not (session.recorder.last_step or session.has_own_group)
         link.send(
@@ -89,6 +90,8 @@ def run_worker(spec: LaunchSpec) -> int:
         return 1
     finally:
         link.close()
+        if session is not None:
+            session.after_report.close()
 
 
 def _adopt_driver_paths(welcome: Welcome, *, is_remote: bool) -> None:

@@ -11,11 +11,13 @@ import math
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
 
+from syncline import task_file
 from syncline.compute.batch_norm import has_global_batch_norm, take_part_without_samples
 from syncline.compute.dropout import Dropouts
 from syncline.compute.recompute import recompute_activations
@@ -31,7 +33,14 @@ from syncline.layouts.stage_runner import MicroBatch, StageRunner
 from syncline.planning.plan import Plan
 from syncline.task import Task
 from syncline.telemetry.events import WarningMessage
-from syncline.workers.build import build_loss, build_model, build_optimizer, build_schedule, build_sources
+from syncline.workers.build import (
+    BringsOptimizer,
+    build_loss,
+    build_model,
+    build_optimizer,
+    build_schedule,
+    build_sources,
+)
 from syncline.workers.calibrate import CalibrationTrial, find_tuning
 from syncline.workers.evaluate import Evaluator
 from syncline.workers.forward import (
@@ -71,8 +80,7 @@ class Job:
         plan = session.plan
         self.session = session
         self.recorder, self.device = session.recorder, session.device
-        self._task = task
-        self.train_source, test = build_sources(task, plan.seed)
+        self.train_source, self._test = build_sources(task, plan.seed)
         kept, held_out = hold_out(plan.seed, len(self.train_source), plan.held_out) if plan.held_out else (None, None)
         order = SampleOrder(
             seed=plan.seed,
@@ -84,23 +92,35 @@ class Job:
         )
         self.stepper = Stepper(session, order, epochs=plan.epochs, after_update=self.after_update)
         self._dropouts = Dropouts(plan.seed, session.warn)
-        self._loss = build_loss(task.loss)  # type: ignore[arg-type]  # Task.with_defaults has filled it in
         self._micro_batches = MicroBatches(session, self._dry_run)
         self._stages = Stages(plan.total_steps)
-        self._evaluator = Evaluator(task, session, self._loss, test, self._stages, self._micro_batches)
         self._held_out = held_out
-        self._spreader = Spreader(session, self._loss)
         self._spread: ModelSpread | None = None
+        self._has_built = False
+        self._take(task)
         self.state = TrainState(self._build)
+
+    def _take(self, task: Task) -> None:
+        session = self.session
+        self._task = task
+        self._loss = build_loss(task.loss)  # type: ignore[arg-type]  # Task.with_defaults has filled it in
+        self._evaluator = Evaluator(task, session, self._loss, self._test, self._stages, self._micro_batches)
+        self._spreader = Spreader(session, self._loss)
 
     def _build(self) -> Parts:
         """Model, optimizer and schedule before the first step."""
+        if self._has_built and self.session.link is not None:
+            # The run starts over. The model may have been given as an object, which has been trained since, and the
+            # loss may refer to it.
+            self._take(task_file.read(Path(self.session.link.files.task_path)))
+        self._has_built = True
         plan, task = self.plan, self._task
         # Competing models start from different weights.
         seed = plan.seed + (self.session.worker_id if plan.held_out else 0)
         model = build_model(task, self.train_source, seed).to(self.device)
         check_trainable(model)
         model.train()
+        self._brings_optimizer = model if isinstance(model, BringsOptimizer) else None
         if plan.checkpoint_activations and not recompute_activations(model):
             self.session.warn("checkpoint_activations saves no memory: this model has no blocks to recompute.")
         # Servers update slices of parameters: only the unfused update gives the same bits for every slicing.
@@ -169,6 +189,8 @@ class Job:
         new_stage = self._stages.before_step(replica.model, self.state.optimizer, share.position)
         if new_stage is not None and self.session.rank == 0:
             self.recorder.emit(new_stage)
+        if self._brings_optimizer is not None:
+            self._brings_optimizer.begin_step(share.batch)
         replica.gradients.zero_()
         if len(share.indices) == 0:
             return self._without_samples(batch)
@@ -261,7 +283,11 @@ class Job:
             return self.to_device(source.fetch(np.arange(min(max(2, samples), count))))
 
         self._spread = self._spreader.spread(
-            self.state.model, example, micro_batch=-(-samples // pieces), micro_batches=pieces
+            self.state.model,
+            example,
+            micro_batch=-(-samples // pieces),
+            micro_batches=pieces,
+            optimizer=self.state.optimizer,
         )
         return self._spread
 

@@ -70,6 +70,9 @@ class Session:
         self.collective: Collective = Solo()
         self.until_view_ends = ExitStack()
         """What is open in the current View only: it is closed, last opened first, when this worker leaves the View."""
+        self.after_report = ExitStack()
+        """What the other workers notice of this one's failure. The coordinator hears of the reason first: the failures
+        that follow from it may arrive sooner, and would be taken for the reason."""
         self.strategy, self.layout = read_strategy(plan.strategy), read_layout(plan.layout)
         self.place = WorkerPlace(self.layout.grid(plan.size), worker_id % plan.size, tuple(range(plan.size)))
         """This worker's place among the members of the View."""

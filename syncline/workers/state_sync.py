@@ -54,17 +54,19 @@ class StateSync:
     def __init__(self, session: Session, progress: DataProgress, round: LoopRound | None = None) -> None:
         self._session, self._progress, self._round = session, progress, round
         self._held: HeldState | None = None
+        self._has_held = False
         self._view = 0  # the last View whose state this worker holds
 
     @property
     def is_first(self) -> bool:
         """Whether this worker has not trained in any View yet."""
-        return self._held is None
+        return not self._has_held
 
     def hold(self, state: TrainState, exchange: Exchange) -> None:
         """Remember what this worker trains in the current View; a spare worker does not train."""
         share = self._session.place.share
         self._held = HeldState(state, exchange, share) if share is not None else None
+        self._has_held = self._has_held or share is not None
 
     def complete_state(self) -> HeldState | None:
         """What this worker holds, if that has every completed step of all workers; otherwise None."""
@@ -205,6 +207,9 @@ class StateSync:
         """Continue from the newest checkpoint, or start the run if there is none."""
         saved = self._session.checkpoints.load_newest()
         self._view = self._session.view
+        # If this View ends before this worker has an exchange in it, the one of the last View must not be asked which
+        # steps count: the run has gone back behind them.
+        self._held = None
         if saved is None:
             state.reset()
             self._progress.begin_assignment(self._progress.assignment_from(Position()))

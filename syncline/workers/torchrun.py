@@ -107,18 +107,24 @@ class TorchrunScript:
     def run(self, execute: Callable[[], bool]) -> bool:
         """Execute the script. True if it was stopped early."""
         try:
-            stopped_early = execute()
-        except BaseException as error:
-            if not self.has_group:
-                raise
-            stopped_early = self._on_end_by(error)
-        finally:
+            stopped_early = self._execute(execute)
+        except BaseException:
             if self.has_group:
-                _leave_groups()
-                _run_exit_handlers()
+                self._session.after_report.callback(_leave)
+            raise
+        if self.has_group:
+            _leave()
         if self.has_group and self._link.is_aborted:
             raise PeerFailed("The run has failed on another worker.", code="run-failed")
         return stopped_early or (self.has_group and self._link.stop_requested)
+
+    def _execute(self, execute: Callable[[], bool]) -> bool:
+        try:
+            return execute()
+        except BaseException as error:
+            if not self.has_group:
+                raise
+            return self._on_end_by(error)
 
     def _on_end_by(self, error: BaseException) -> bool:
         """What it means that the script has raised this: True if it was asked to stop."""
@@ -179,6 +185,11 @@ def _leave_groups() -> None:
     for group in list(distributed_c10d._world.pg_map):
         if isinstance(group, torch_backend.SynclineGroup):
             group.leave()
+
+
+def _leave() -> None:
+    _leave_groups()
+    _run_exit_handlers()
 
 
 def _run_exit_handlers() -> None:

@@ -14,6 +14,7 @@ import torch
 from own_loop_scripts import HEAD, LOSS_WEIGHT, NET, SAME_RESULT, SGD, UNFROZEN
 from real_runs import ROOT, environment, final_state, relative_difference, same_bits
 from real_runs import syncline as command
+from warm_process import warm_process
 
 import syncline
 
@@ -215,7 +216,8 @@ def test_the_result_of_a_plain_script_is_that_of_torch_alone(tmp_path):
         assert done.code == 0, done.err
         alone = script.replace("model, optimizer, batches = worker.prepare(model, optimizer, loader)", ORDERED)
         (tmp_path / "alone.py").write_text(alone + saving.replace("with.pt", "alone.pt"))
-        subprocess.run([sys.executable, "alone.py"], cwd=tmp_path, env=environment(), check=True, timeout=60)
+        alone_words = warm_process().words("alone.py")
+        subprocess.run(alone_words, cwd=tmp_path, env=environment(), check=True, timeout=60)
         ours, theirs = (torch.load(tmp_path / f, weights_only=False) for f in ("with.pt", "alone.pt"))
         for a, b in zip(ours, theirs, strict=True):
             torch.testing.assert_close(a, b)

@@ -20,7 +20,7 @@ from syncline.telemetry.events import GroupTrains, WorkerFailure
 from syncline.telemetry.run_dir import RunDir
 
 DDP = """
-import os, pathlib, signal, sys, time
+import atexit, os, pathlib, signal, sys, time
 import torch
 import torch.distributed as dist
 from torch import nn
@@ -54,6 +54,7 @@ for epoch in range(first, 3):
                 pathlib.Path("fault").touch()
                 os.kill(os.getpid(), signal.SIGKILL)
             if fault == ["raise"] and rank == 1:
+                atexit.register(time.sleep, 0.5)  # the other worker fails because of it long before this one has ended
                 raise ZeroDivisionError("the user's own mistake")
             if fault == ["wait"]:
                 print("waiting", flush=True)

@@ -58,9 +58,19 @@ def test_only_the_script_and_modules_beside_it_get_it(monkeypatch, tmp_path):
         module = found[name] = ModuleType(name)
         module.__file__ = str(folder / f"{name}.py")
         monkeypatch.setitem(sys.modules, name, module)
+    (tmp_path / "elsewhere.py").symlink_to(tmp_path / "other" / "elsewhere.py")
+    found["linked"] = linked = ModuleType("linked")
+    linked.__file__ = str(tmp_path / "elsewhere.py")
+    monkeypatch.setitem(sys.modules, "linked", linked)
     found["own"] = ModuleType("own")
     found["own"].__dict__.update(__file__=str(tmp_path / "own.py"), enumerate=zip)
     monkeypatch.setitem(sys.modules, "own", found["own"])
     count_batches()
     given = {name: vars(module).get("enumerate") for name, module in found.items()}
-    assert given == {"__main__": enumerate_batches, "beside": enumerate_batches, "elsewhere": None, "own": zip}
+    assert given == {
+        "__main__": enumerate_batches,
+        "beside": enumerate_batches,
+        "elsewhere": None,
+        "linked": None,
+        "own": zip,
+    }
