@@ -72,7 +72,7 @@ nightly: $(DEV)  ## Run the property tests on new random examples, large floods 
 	  { echo "Failed with Hypothesis seed $(SEED). To repeat this run: make nightly SEED=$(SEED)"; exit 1; }
 	SYNCLINE_TEST_STRANGERS=50000 $(PYTEST) tests/integration/test_strangers.py
 	SYNCLINE_TEST_EXPORTS=all $(PYTEST) tests/integration/test_export.py -k zoo
-	SYNCLINE_TEST_LAYOUTS=all $(PYTEST) tests/integration/test_layout_results.py
+	SYNCLINE_TEST_LAYOUTS=all $(PYTEST) tests/integration/test_layout_results.py tests/integration/test_any_checkpoint.py
 
 COVERED ?= tests/unit tests/property tests/contract
 

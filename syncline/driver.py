@@ -12,7 +12,7 @@ import math
 import os
 import secrets
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import closing, contextmanager, nullcontext, suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -26,11 +26,11 @@ from syncline.coordinator.open_run import open_run
 from syncline.coordinator.root_cause import explain_failure, start_again
 from syncline.coordinator.run_guard import RunGuard
 from syncline.data.named import Progress
-from syncline.engines.choose import engine_for
+from syncline.engines.choose import engine_for, keep_together
 from syncline.engines.engine import Engine
-from syncline.engines.network import Network
+from syncline.engines.network import Host, Network
 from syncline.errors import SCRIPT_EXIT, ConfigError, Interrupted, SynclineError, check_options
-from syncline.layouts.layout import read_layout
+from syncline.layouts.layout import check_layout_text, is_auto, is_plain, needs_model, read_layout
 from syncline.observe.observer import Observer, WithoutEnd, choose_view
 from syncline.planning.machine import Machine
 from syncline.planning.plan import Plan
@@ -112,18 +112,41 @@ def run_task(
     Otherwise a local engine runs the workers on the hosts of `network`, by default on this machine.
     """
     boundary.check_surroundings()
-    read_strategy(config.strategy), read_layout(config.layout)  # an invalid one fails before anything starts
+    read_strategy(config.strategy)  # an invalid one fails before anything starts
+    check_layout_text(config.layout)
+    notes: tuple[str, ...] = ()
+    if not is_plain(config.layout):
+        task = task.with_defaults().located(data_dir, progress)
+        config, notes = _settle(task, task.facts(), config, network.hosts if network is not None else ())
     engine = engine or engine_for(config.engine, network)  # first, because it takes a second to start
     with closing(view), closing(engine):
         task = task.with_defaults().located(data_dir, progress)
         facts = task.facts()
-        return _run(_RunRequest(facts, config, task, engine, view))
+        return _run(_RunRequest(facts, config, task, engine, view, notes))
+
+
+def _settle(
+    task: Task, facts: TaskFacts, config: RunConfig, hosts: Sequence[Host] = ()
+) -> tuple[RunConfig, tuple[str, ...]]:
+    """The settings with the layout of the run, and what to say about it; `ConfigError` before any process starts."""
+    machine = Machine.here()
+    names = [host.name or machine.host for host in hosts]
+    if config.engine == "local" and not is_auto(config.layout) and len(set(names)) <= 1:
+        make_plan(facts, config, machine, names)  # what does not depend on the model
+    if not needs_model(config.layout, config.workers, has_memory_limit=config.memory_limit is not None):
+        return config, ()
+    from syncline.workers.entry import settle_layout  # imports torch
+
+    return settle_layout(task, facts, config, machine)
 
 
 def explain_task(task: Task, config: RunConfig, *, data_dir: Path | None = None) -> str:
     """Describe what a run would do; nothing is started."""
-    strategy, layout = read_strategy(config.strategy), read_layout(config.layout)
+    strategy = read_strategy(config.strategy)
+    check_layout_text(config.layout)
     task = task.with_defaults().located(data_dir, None)
+    config, notes = _settle(task, task.facts(), config)
+    layout = read_layout(config.layout)
     plan = make_plan(task.facts(), config, Machine.here())
     from syncline.workers.entry import describe_spread, parameter_shapes  # imports torch
 
@@ -135,13 +158,14 @@ def explain_task(task: Task, config: RunConfig, *, data_dir: Path | None = None)
         *strategy_text.explain(strategy, members, shapes),
         *layout.explain(plan.size, parameter_bytes, method),
     ]
-    return "\n".join([plan.describe(), *lines, *describe_spread(task, plan)])
+    return "\n".join([plan.describe(), *lines, *describe_spread(task, plan), *notes])
 
 
 def run_script(script: Script, config: RunConfig, view: Observer) -> Result:
     """Run a user's own training loop on several workers."""
     boundary.check_surroundings()
-    read_strategy(config.strategy), read_layout(config.layout)  # an invalid one fails before anything starts
+    read_strategy(config.strategy)  # an invalid one fails before anything starts
+    check_layout_text(config.layout, is_own_loop=True)
     if not Path(script.path).is_file():
         raise ConfigError(f"There is no file {script.path}.", code="no-file", path=script.path)
     engine = engine_for(config.engine)
@@ -169,13 +193,28 @@ def resume(run_dir: str | Path, view: Observer | None = None, *, quiet: bool = F
     old = saved_plan(found.read_plan(), found.plan)
     check_same_method(config, old, found.config, changes)
     view = view or WithoutEnd(choose_view(quiet=quiet, json=False))
+    own_files = nullcontext if "strategy" in changes else only_our_files
+    with own_files():
+        config, notes = _settle_again(found, config, old)
     engine = engine_for(config.engine)
-    with closing(view), closing(engine), nullcontext() if "strategy" in changes else only_our_files():
+    with closing(view), closing(engine), own_files():
         what = task_file.read_saved(found.task_file)
         # The data of a task may have changed since: count it again. A script's workers do so themselves.
         facts = what.facts() if isinstance(what, Task) else _script_facts(what)
         facts = dataclasses.replace(facts, recommended_epochs=old.epochs, recommended_batch=old.batch)
-        return _run(_RunRequest(facts, config, what, engine, view))
+        return _run(_RunRequest(facts, config, what, engine, view, notes))
+
+
+def _settle_again(found: RunDir, config: RunConfig, old: Plan) -> tuple[RunConfig, tuple[str, ...]]:
+    """The settings and notes for the layout of a run that is resumed."""
+    if is_plain(config.layout):
+        return config, ()
+    what = task_file.read_saved(found.task_file)
+    if not isinstance(what, Task):
+        check_layout_text(config.layout, is_own_loop=True)
+        return config, ()
+    facts = dataclasses.replace(what.facts(), recommended_epochs=old.epochs, recommended_batch=old.batch)
+    return _settle(what, facts, config)
 
 
 def _script_facts(script: Script) -> TaskFacts:
@@ -191,6 +230,8 @@ class _RunRequest:
     what: Task | Script
     engine: Engine
     view: Observer
+    notes: tuple[str, ...] = ()
+    """What to say of the choice of a layout."""
 
 
 class _Emitter:
@@ -230,7 +271,9 @@ def _run(request: _RunRequest) -> Result:
 
     request.engine.reserve(config.workers, report)
     machine = request.engine.machine
-    hosts = [host.name or machine.host for host in request.engine.network.hosts]
+    keep_together(request.engine, read_layout(config.layout).grid(config.workers).per_replica)
+    network = request.engine.network
+    hosts = [network.host_of(worker_id).name or machine.host for worker_id in range(config.workers)]
     plan = make_plan(request.facts, config, machine, hosts)
     session = secrets.token_hex(4)
     opened = open_run(config, plan, session, report)
@@ -251,6 +294,8 @@ def _run(request: _RunRequest) -> Result:
                 resumed_from_step=_step_of(checkpoint) if checkpoint else None,
             )
         )
+        for note in request.notes:
+            emit(InfoMessage(message=note))
         for problem in opened.problems:
             emit(WarningMessage(message=f"{problem} Resuming from an earlier checkpoint."))
 

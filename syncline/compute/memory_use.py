@@ -75,7 +75,8 @@ def pieces_within(limit_bytes: int, use: MemoryUse, samples: int, at_least: int 
             f"memory_limit is {limit_bytes / 1e6:,.0f} MB, but a worker needs about "
             f"{use.at(1) / (1 - _SPARE) / 1e6:,.0f} MB with one sample at a time: {use.fixed / 1e6:,.0f} MB for "
             f"program, weights, gradients and optimizer, and {use.per_sample / 1e6:,.1f} MB for a sample. Set a larger "
-            "--memory-limit, add --checkpoint-activations, or use a smaller model.",
+            "--memory-limit, add --checkpoint-activations, divide the model among workers with --layout auto, or use a "
+            "smaller model.",
             code="memory-limit",
             limit_bytes=limit_bytes,
             needed_bytes=round(use.at(1) / (1 - _SPARE)),

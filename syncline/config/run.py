@@ -80,7 +80,8 @@ class RunConfig:
     )
     memory_limit: str | float | None = _f(
         None,
-        "Memory budget per worker, such as 900MB or 2GB. Workers use as many micro-batches as needed to stay below it.",
+        "Memory budget per worker, such as 900MB or 2GB. Workers use as many micro-batches as needed to stay below it. "
+        "With a --layout, what does not fit is refused before the start, with the nearest layout that does.",
     )
     tune: Literal["auto", "off"] = _f(
         "auto",

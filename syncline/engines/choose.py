@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable
+from dataclasses import replace
 
 from syncline.engines.engine import Engine
 from syncline.engines.local import LocalEngine
@@ -27,6 +28,15 @@ def engine_for(name: str, network: Network | None = None) -> Engine:
             f"Network namespaces need the local engine, but the engine is {name!r}.", setting="engine", value=name
         )
     return LocalEngine(network) if network is not None else make(name)
+
+
+def keep_together(engine: Engine, workers: int) -> None:
+    """Let so many workers that follow each other be on the same host, before any is launched.
+
+    Only the local engine, whose hosts are emulated, chooses a worker's host itself; the planner checks the others.
+    """
+    if type(engine) is LocalEngine:
+        engine.network = replace(engine.network, together=workers)
 
 
 def register_engine(scheme: str, make: Callable[[str], Engine]) -> None:

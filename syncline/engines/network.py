@@ -29,14 +29,18 @@ class Network:
     driver: str
     """The address of the coordinator."""
     hosts: tuple[Host, ...]
+    together: int = 1
+    """So many processes that follow each other are on the same host: the workers of a replica, which share memory."""
 
     def host_of(self, worker_id: int) -> Host:
         """The host of this process. Processes are assigned to hosts in turn; a replacement runs on the same host.
 
         >>> Network("10.0.0.1", (Host("a", "10.0.0.2"), Host("b", "10.0.0.3"))).host_of(2).name
         'a'
+        >>> Network("10.0.0.1", (Host("a", "10.0.0.2"), Host("b", "10.0.0.3")), together=2).host_of(2).name
+        'b'
         """
-        return self.hosts[worker_id % len(self.hosts)]
+        return self.hosts[worker_id // self.together % len(self.hosts)]
 
 
 LOOPBACK = Network("127.0.0.1", (Host("", "127.0.0.1"),))

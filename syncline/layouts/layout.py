@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import importlib
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, fields
 from typing import TYPE_CHECKING, Any
 
@@ -33,13 +33,17 @@ if TYPE_CHECKING:
     from syncline.layouts.shared_model import SharedModelExchange
     from syncline.layouts.spread import ModelSpread
     from syncline.strategies.exchange import Exchange, Replica
+    from syncline.telemetry.events import HeldPart
 
 _PART = re.compile(r"(?P<name>[\w-]+)\s*(\((?P<arguments>[^()]*)\))?")
 _TIMES = re.compile(r"(?<=[\s)])(?:x|\*|×)(?=\s)|\*|×")
 
 REPLICATED = "replicated"
+AUTO = "auto"
+"""Chosen before the run starts (`choice.py`)."""
 PARTS: Mapping[str, type[LayoutPart]] = {part.name: part for part in (Pipeline, Tensor, Sharded)}
 LAYOUTS = (REPLICATED, *PARTS)
+NAMES = (*LAYOUTS, AUTO)
 
 
 @dataclass(frozen=True)
@@ -92,19 +96,31 @@ class Layout:
         shards = 1 if self.sharded is None else self.sharded.n or 1
         return shards * self.grid(2**20).per_team
 
-    def check(self, strategy: str, method: Method, run: RunConditions, *, has_memory_limit: bool = False) -> None:
+    def check(self, strategy: str, method: Method, run: RunConditions) -> None:
         """`ConfigError` if a run cannot have this layout, with the nearest one that it can have."""
         if self.is_replicated:
             return
-        if has_memory_limit:
-            why = "--memory-limit measures steps that hold all gradients"
-            raise self._refusal(why, "memory-limit", "--accumulate for smaller micro-batches")
         if run.is_own_loop and not self.divides_updates:
             raise self._refusal("a script calls the whole model itself", "own-loop", "--layout sharded")
         self._check_strategy(strategy, method, run)
         self._check_workers(run.workers)
-        if run.workers > 1 and (run.hosts > 1 or not run.shares_memory):
-            raise self._refusal("its workers must be on one host, on CPUs, and share memory", "no-shared-memory")
+        self._check_hosts(method, run)
+
+    def _check_hosts(self, method: Method, run: RunConditions) -> None:
+        """A replica is on one host; between hosts there may be a strategy that exchanges for whole replicas."""
+        size, hosts = self.grid(run.workers).per_replica, run.hosts_of_workers
+        replicas = [set(hosts[first : first + size]) for first in range(0, len(hosts), size)]
+        if run.workers > 1 and (not run.shares_memory or any(len(on) > 1 for on in replicas)):
+            why = "the workers of a replica must be on one host, on CPUs, and share memory"
+            raise self._refusal(why, "no-shared-memory")
+        if run.hosts <= 1:
+            return
+        if method.sums_exact_gradients:
+            why = f"its replicas are on {run.hosts} hosts, and gradients are summed in memory that all replicas share"
+            raise self._refusal(why, "hosts", "--strategy sparknet between replicas")
+        if run.on_worker_failure != "replace-only":
+            why = "after a failure, workers of different hosts would form a replica until a replacement has come"
+            raise self._refusal(why, "hosts", "--on-worker-failure replace-only")
 
     def _check_workers(self, workers: int) -> None:
         least = self.least_workers
@@ -173,6 +189,20 @@ class Layout:
         if self.divides_updates and isinstance(exchange, _own_loop_shards().OwnLoopShards):
             exchange.leave(module)
 
+    def held_part(self, exchange: Exchange, optimizer_state: Callable[[], float]) -> HeldPart | None:
+        """What a worker holds of the model, unless it is the whole. `optimizer_state`: its size beside parameters."""
+        if self.is_replicated or not isinstance(exchange, _shared_model().SharedModelExchange):
+            return None
+        part: HeldPart | None = exchange.held_part(optimizer_state())
+        return part
+
+    def bytes_inside(self, exchange: Exchange) -> int:
+        """What a worker has sent to others of its replica."""
+        if self.is_replicated or not isinstance(exchange, _shared_model().SharedModelExchange):
+            return 0
+        sent: int = exchange.bytes_inside()
+        return sent
+
     def bytes_of_others(self, exchange: Exchange) -> int:
         """How much of the memory that a worker maps counts as that of other workers."""
         if self.is_replicated:
@@ -194,6 +224,36 @@ def _own_loop_shards() -> Any:
     return importlib.import_module("syncline.layouts.own_loop_shards")
 
 
+def is_auto(text: str) -> bool:
+    """Whether the layout is to be chosen."""
+    return text.strip() == AUTO
+
+
+def is_plain(text: str) -> bool:
+    """Whether each worker is to hold the whole model."""
+    return not is_auto(text) and read_layout(text).is_replicated
+
+
+def check_layout_text(text: str, *, is_own_loop: bool = False) -> None:
+    """`ConfigError` if `text` is neither a layout nor `auto`, which is not for scripts."""
+    if not is_auto(text):
+        read_layout(text)
+    elif is_own_loop:
+        raise ConfigError(
+            "--layout auto needs to know the model before the start, and a script makes its own. Use --layout "
+            "replicated, or --layout sharded, which divides its updates.",
+            code="layout", layout=AUTO, reason="own-loop", nearest="sharded",
+        )  # fmt: skip
+
+
+def needs_model(text: str, workers: int, *, has_memory_limit: bool) -> bool:
+    """Whether a layout can only be checked or chosen with a look at the model, which takes a second or two."""
+    if is_auto(text):
+        return True
+    layout = read_layout(text)  # where each worker holds the whole model, workers measure what they need
+    return workers > 1 and not layout.is_replicated and (has_memory_limit or layout.grid(workers).per_team > 1)
+
+
 def read_layout(text: str) -> Layout:
     """The layout that `text` describes; `ConfigError` says what is wrong with it."""
     parts = [_read_part(part.strip()) for part in _TIMES.split(text.strip())]
@@ -205,7 +265,7 @@ def _read_part(text: str) -> LayoutPart | None:
     found = _PART.fullmatch(text)
     name = found["name"] if found is not None else text
     if name not in LAYOUTS:
-        raise UnknownName.among("layout", name, LAYOUTS)
+        raise UnknownName.among("layout", name, NAMES)
     arguments = found["arguments"] if found is not None else None
     if name == REPLICATED:
         if arguments is not None:

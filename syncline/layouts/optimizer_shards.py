@@ -218,8 +218,9 @@ class OptimizerShards:
         """Give the optimizer the pieces that this worker owns."""
         self._own = self._parts_of(self._rank)
         owned = {part.group for chunk in self._own for part in chunk.parts}
+        dtype = self._flat.dtype  # a worker that owns nothing learns from stand-ins what types the tables have
         self._stand_ins = [
-            _Part(_with_gradient(torch.zeros(1), torch.zeros(1)), group, slice(0, 1))
+            _Part(_with_gradient(torch.zeros(1, dtype=dtype), torch.zeros(1, dtype=dtype)), group, slice(0, 1))
             for group in sorted(set(self._group_of.values()) - owned)
         ]
         parts = [part for chunk in self._own for part in chunk.parts] + self._stand_ins

@@ -39,6 +39,7 @@ from syncline.layouts.tied import TiedGradients
 from syncline.strategies.exchange import REQUESTS, LocalExchange, Replica
 from syncline.strategies.flat import FlatParameters
 from syncline.strategies.method import Method, Recovery
+from syncline.telemetry.events import HeldPart
 
 if TYPE_CHECKING:
     from syncline.layouts.layout import Layout
@@ -178,6 +179,33 @@ class SharedModelExchange(LocalExchange):
                 "--shared-memory-limit-mb, or use --layout replicated.",
                 code="layout", layout=str(self._layout), reason="shared-memory", nearest="replicated",
             ) from error  # fmt: skip
+
+    def bytes_inside(self) -> int:
+        """What this worker has sent to others of its replica. Sums over several replicas count as between them."""
+        if self._cell is None:
+            return 0
+        runner, divided = self._spread.runner, self._divided
+        activations = (runner.bytes_sent if runner is not None else 0) + (divided.bytes_sent if divided else 0)
+        return activations + (self._gradients.bytes_sent if self._grid.replicas == 1 else 0)
+
+    def held_part(self, optimizer_state: float) -> HeldPart | None:
+        """What this worker holds; the optimizer's state is so many times as large as the parameters."""
+        cell, spread = self._cell, self._spread
+        if cell is None:
+            return None
+        pieces = pieces_by_rank(self._lanes, self._grid.shards, _ROUND_NUMBERS)[self._inside.rank]
+        own = sum(piece.high - piece.low for piece in pieces) * self._flat.dtype.itemsize
+        whole = self._flat.numel * self._flat.dtype.itemsize
+        return HeldPart(
+            replica=cell.replica,
+            shard=cell.shard,
+            stage=cell.stage,
+            slice=cell.slice,
+            layers=spread.staged.names(cell.stage) if spread.staged is not None else "",
+            parameters=own,
+            state=round(own * (2 + optimizer_state)),
+            whole=round(whole * (2 + optimizer_state)),
+        )
 
     def bytes_of_others(self) -> int:
         """How much of the shared memory is not this worker's part of it."""

@@ -47,6 +47,43 @@ def measure_costs(
     return [_cost(chain, n, len(example[0]), [t[n] for t in times], saved[n]) for n in range(len(chain))]
 
 
+def measure_whole(
+    model: nn.Module, example: Sequence[Tensor], *, loss: Callable[[Any], Tensor], seconds: float = 1.0
+) -> UnitCost:
+    """The costs of a model that cannot be taken apart, as of a single unit, measured for about `seconds`."""
+    held = {t.untyped_storage().data_ptr() for t in (*model.parameters(), *model.buffers())}
+    trained = [p for p in model.parameters() if p.requires_grad]
+    saved: dict[int, int] = {}
+
+    def keep(tensor: Tensor) -> Tensor:
+        saved[tensor.untyped_storage().data_ptr()] = tensor.untyped_storage().nbytes()
+        return tensor
+
+    def one_pass() -> tuple[float, float]:
+        began = _now(example[0].device)
+        value = loss(model(*example))
+        halfway = _now(example[0].device)
+        torch.autograd.grad(value, trained, allow_unused=True)
+        return halfway - began, _now(example[0].device) - halfway
+
+    with untouched(model):
+        model.train()
+        with torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor):
+            one_pass()
+        times: list[tuple[float, float]] = []
+        until = time.perf_counter() + seconds
+        while len(times) < _FEWEST_PASSES or time.perf_counter() < until:
+            times.append(one_pass())
+    return UnitCost(
+        name="the model",
+        forward_s=statistics.median(forward for forward, _ in times),
+        backward_s=statistics.median(backward for _, backward in times),
+        samples=len(example[0]),
+        saved_bytes=sum(size for at, size in saved.items() if at not in held) / len(example[0]),
+        parameters={name: p.nbytes for name, p in model.named_parameters() if p.requires_grad},
+    )
+
+
 def _cost(
     chain: Chain,
     number: int,
@@ -164,12 +201,16 @@ class _Passes:
         return sum(storages.values()) / samples, kept
 
     def _now(self) -> float:
-        """With one thread, its own time: that does not pass while other processes have the core."""
-        if self._device.type != "cpu":
-            torch.accelerator.synchronize(self._device)
-        elif torch.get_num_threads() == 1:
-            return time.thread_time()
-        return time.perf_counter()
+        return _now(self._device)
+
+
+def _now(device: torch.device) -> float:
+    """With one thread, its own time: that does not pass while other processes have the core."""
+    if device.type != "cpu":
+        torch.accelerator.synchronize(device)
+    elif torch.get_num_threads() == 1:
+        return time.thread_time()
+    return time.perf_counter()
 
 
 def _modules(stage: Stage) -> list[nn.Module]:

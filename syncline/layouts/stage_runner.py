@@ -52,6 +52,11 @@ class StagedModel:
     def stage(self, number: int) -> Stage:
         return self.chain.stage(self.bounds[number], self.bounds[number + 1])
 
+    def names(self, number: int) -> str:
+        """The units of a stage, in words."""
+        names = [unit.name for unit in self.chain.units[self.bounds[number] : self.bounds[number + 1]]]
+        return names[0] if len(names) == 1 else f"{names[0]} to {names[-1]}"
+
     def users(self) -> list[set[int]]:
         """Of each stage, the parameters that it uses, by identity."""
         return [

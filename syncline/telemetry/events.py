@@ -30,6 +30,23 @@ class RunStarted(_Event, frozen=True, kw_only=True, tag="run_started"):
     resumed_from_step: int | None = None
 
 
+class HeldPart(msgspec.Struct, frozen=True, kw_only=True):
+    """What a worker holds of a model that several workers hold together."""
+
+    replica: int
+    shard: int
+    stage: int
+    slice: int
+    layers: str = ""
+    """The layers of its stage, if there are several stages."""
+    parameters: int
+    """Bytes of its part of the trained parameters."""
+    state: int
+    """Bytes of its part of parameters, summed gradients and optimizer state."""
+    whole: int
+    """As much for the whole model, which each worker would hold without the layout."""
+
+
 class WorkerReady(_Event, frozen=True, kw_only=True, tag="worker_ready"):
     """A worker is about to take its first step."""
 
@@ -39,6 +56,8 @@ class WorkerReady(_Event, frozen=True, kw_only=True, tag="worker_ready"):
     collective: str
     expected_bytes_per_step: float | None = None
     """Theoretical average of the bytes that this worker sends per step."""
+    part: HeldPart | None = None
+    """What it holds, if it does not hold the whole model."""
 
 
 class Progress(_Event, frozen=True, kw_only=True, tag="progress"):
@@ -54,6 +73,8 @@ class Progress(_Event, frozen=True, kw_only=True, tag="progress"):
     accuracy: float | None = None
     lr: float | None = None
     bytes_sent: int = 0
+    bytes_inside: int = 0
+    """How much of that stayed inside this worker's replica, if several workers hold it together."""
     phases: dict[str, float] = {}
 
     @property

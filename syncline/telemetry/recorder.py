@@ -31,11 +31,13 @@ class Recorder:
         self.total_seconds = 0.0
         self.count_bytes: Callable[[], int] = lambda: 0
         """Total bytes sent by this worker; set by the strategy."""
+        self.count_inside: Callable[[], int] = lambda: 0
+        """How much of that stayed inside its replica."""
         self.count_waiting: Callable[[], float] = lambda: 0.0
         """Total seconds spent waiting for other workers; set by the collective."""
         self.also_flush: Callable[[bool], None] = lambda is_last: None  # noqa: ARG005  # until a StrategyRecorder sets it
         """Called with every flush; True if training pauses after it."""
-        self._bytes_before, self._waited_before = 0, 0.0
+        self._bytes_before, self._inside_before, self._waited_before = 0, 0, 0.0
         self._events: deque[Event] = deque()
         self._last_mark = self._window_start = time.perf_counter()
         self._reset()
@@ -87,7 +89,7 @@ class Recorder:
         if self._steps == 0:
             return
         now = time.perf_counter()
-        bytes_now = self.count_bytes()
+        bytes_now, inside_now = self.count_bytes(), self.count_inside()
         self.emit(
             Progress(
                 worker_id=self.worker_id,
@@ -100,10 +102,11 @@ class Recorder:
                 accuracy=self._correct / self._correct_steps if self._correct_steps else None,
                 lr=lr,
                 bytes_sent=bytes_now - self._bytes_before,
+                bytes_inside=max(0, inside_now - self._inside_before),  # a new View counts from 0
                 phases={k: round(v, 6) for k, v in self._phases.items()},
             )
         )
-        self._window_start, self._bytes_before = now, bytes_now
+        self._window_start, self._bytes_before, self._inside_before = now, bytes_now, inside_now
         self._reset()
 
     def drain(self) -> list[Event]:

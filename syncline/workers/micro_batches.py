@@ -43,8 +43,8 @@ class MicroBatches:
         self._must_be_equal = has_global_batch_norm(replica.model)
         self._model = replica.model
         limit = plan.memory_limit_bytes
-        if limit is None:
-            return
+        if limit is None or not self._session.layout.is_replicated:
+            return  # with a layout, bytes were counted before the start (`layouts/forecast.py`)
         share = -(-plan.batch // self._session.place.grid.shares)
         self._use = agree_on_use(self._session.collective, self._use, lambda: self._measure(replica, share, limit))
         found = pieces_within(limit, self._use, share, plan.accumulate)

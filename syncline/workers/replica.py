@@ -18,6 +18,7 @@ from syncline.comms.shared_tensors import SharedMemoryFull
 from syncline.compute.batch_norm import StatisticsExchange, synchronize_batch_norm
 from syncline.compute.memory import optimizer_slots
 from syncline.layouts.groups import replica_groups_of
+from syncline.layouts.optimizer_size import optimizer_state
 from syncline.layouts.spread import ModelSpread
 from syncline.strategies.exchange import Exchange, Replica
 from syncline.strategies.explain import expected_bytes_per_step
@@ -93,6 +94,7 @@ def build_replicas(
         session.until_view_ends.callback(exchange.close)
         exchange.begin()
         built.append((replica, exchange))
+    _count_inside(session, built, spread)
     session.peak_memory.elsewhere = lambda: sum(session.layout.bytes_of_others(exchange) for _, exchange in built)
     if private is not None:
         group_of(built).load_private_state(private)
@@ -100,7 +102,7 @@ def build_replicas(
         # One worker may have restored the servers' state: no other may fetch from them before.
         collective.barrier()
     log.start()
-    _report_ready(session, state)
+    _report_ready(session, state, group_of(built))
     return built
 
 
@@ -168,13 +170,23 @@ def _lane_of(session: Session, collective: Collective, spread: ModelSpread) -> C
     """
     if not session.has_global_batch_norm:
         return replica_groups_of(collective, spread.grid).lane
-    if spread.grid.per_team == 1:
-        return collective
+    if spread.grid.per_team == 1 and spread.grid.workers == collective.size:
+        return collective  # without spare workers, which compute nothing
     lane = spread.grid.lane(spread.rank)
     return collective.split(spread.grid.per_team if lane is None else lane)
 
 
-def _report_ready(session: Session, state: TrainState) -> None:
+def _count_inside(session: Session, built: list[tuple[Replica, Exchange]], spread: ModelSpread | None) -> None:
+    """Have the recorder count what moves inside a replica, and the waiting between its stages."""
+    if spread is not None and spread.grid.replicas == 1:
+        session.recorder.count_inside = session.recorder.count_bytes  # there is no other replica to send to
+    else:
+        session.recorder.count_inside = lambda: sum(session.layout.bytes_inside(exchange) for _, exchange in built)
+    if spread is not None and (runner := spread.runner) is not None:
+        session.recorder.count_waiting = lambda: session.collective.waited_s + runner.waited_s  # the bubble
+
+
+def _report_ready(session: Session, state: TrainState, exchange: Exchange) -> None:
     shapes = {name: tuple(p.shape) for name, p in state.model.named_parameters() if p.requires_grad}
     expected = expected_bytes_per_step(
         session.strategy, shapes, workers=session.plan.size, optimizer_slots=optimizer_slots(state.optimizer)
@@ -186,5 +198,6 @@ def _report_ready(session: Session, state: TrainState) -> None:
             parameters=sum(p.numel() for p in state.model.parameters()),
             collective=type(session.collective).__name__,
             expected_bytes_per_step=expected,
+            part=session.layout.held_part(exchange, lambda: optimizer_state(state.optimizer)),
         )
     )

@@ -9,8 +9,10 @@ takes over what the others have measured, so that recovery does not wait for it.
 from __future__ import annotations
 
 import dataclasses
+import functools
 import statistics
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -24,7 +26,9 @@ from syncline.layouts.chain.chain import Chain
 from syncline.layouts.chain.tracing import trace_chain
 from syncline.layouts.chain.untouched import untouched
 from syncline.layouts.cut import StageCut, UnitCost, best_cut, check_stage_count, cut_at
+from syncline.layouts.forecast import room_for_stage, stage_state
 from syncline.layouts.layout import Layout, read_layout
+from syncline.layouts.optimizer_size import optimizer_state
 from syncline.layouts.pipeline import Pipeline
 from syncline.layouts.spread import ModelSpread
 from syncline.layouts.stage_costs import measure_costs
@@ -59,7 +63,13 @@ class Spreader:
         self._measured: dict[str, Any] | None = None
 
     def spread(
-        self, model: torch.nn.Module, example: Example, *, micro_batch: int, micro_batches: int
+        self,
+        model: torch.nn.Module,
+        example: Example,
+        *,
+        micro_batch: int,
+        micro_batches: int,
+        optimizer: torch.optim.Optimizer,
     ) -> ModelSpread | None:
         """None if each member holds the whole model. A micro-batch has up to `micro_batch` samples."""
         session = self._session
@@ -76,11 +86,18 @@ class Spreader:
         if layout.pipeline is not None and grid.stages > 1:
             inputs, target = inputs_and_target(example(micro_batch))
             spread.has_accuracy = _is_classification(model, inputs, target)
-            spread.staged = self._cut(layout.pipeline, model, inputs, target, micro_batches)
+            limits = StageLimits.of(session, model, optimizer)
+            spread.staged = self._cut(layout.pipeline, model, inputs, target, micro_batches, limits)
         return spread
 
     def _cut(
-        self, pipeline: Pipeline, model: torch.nn.Module, inputs: tuple[Any, ...], target: Any, micro_batches: int
+        self,
+        pipeline: Pipeline,
+        model: torch.nn.Module,
+        inputs: tuple[Any, ...],
+        target: Any,
+        micro_batches: int,
+        limits: StageLimits,
     ) -> StagedModel:
         session = self._session
         if self._chain is None or self._chain.model is not model:
@@ -88,7 +105,8 @@ class Spreader:
             self._dropouts = _dropouts_of(self._chain, inputs)
         check_stage_count(session.place.grid.stages, len(self._chain), self._chain.kept_whole)
         costs, speeds = self._costs(self._chain, inputs, target)
-        found = cut_of(pipeline, costs, session.place.grid.stages, micro_batches=micro_batches, speeds=speeds)
+        stages = session.place.grid.stages
+        found = cut_of(pipeline, costs, stages, micro_batches=micro_batches, speeds=speeds, limits=limits)
         if session.rank == 0 and session.view == 1:
             lines = "; ".join(line.rstrip(".") for line in found.describe())
             session.recorder.emit(InfoMessage(message=f"pipeline: {lines}.", details={"stages": list(found.edges)}))
@@ -124,10 +142,35 @@ def check_can_be_spread(model: torch.nn.Module, layout: Layout) -> None:
             )  # fmt: skip
 
 
+@dataclass(frozen=True)
+class StageLimits:
+    """What a stage may hold, in bytes, and how much it needs for each byte of parameters besides their gradients."""
+
+    memory: int | None = None
+    optimizer_state: float = 2.0
+
+    @classmethod
+    def of(cls, session: Session, model: torch.nn.Module, optimizer: torch.optim.Optimizer) -> StageLimits:
+        limit = session.plan.memory_limit_bytes
+        constants = sum(t.nbytes for t in (*model.parameters(), *model.buffers()) if not t.requires_grad)
+        memory = None if limit is None else room_for_stage(limit, constants)
+        return cls(memory, stage_state(optimizer_state(optimizer), session.place.grid.shards))
+
+
 def cut_of(
-    pipeline: Pipeline, costs: Sequence[UnitCost], stages: int, *, micro_batches: int, speeds: Sequence[float] = ()
+    pipeline: Pipeline,
+    costs: Sequence[UnitCost],
+    stages: int,
+    *,
+    micro_batches: int,
+    speeds: Sequence[float] = (),
+    limits: StageLimits | None = None,
 ) -> StageCut:
-    """Where the user says, or where a step is shortest; elsewhere while there are fewer workers than stages."""
+    """Where the user says, or where a step is shortest; elsewhere while there are fewer workers than stages.
+
+    With too few workers for a limit of memory, it is the cut whose largest stage is smallest.
+    """
+    limits = limits or StageLimits()
     if pipeline.cut != "auto":
         found = cut_at(costs, pipeline.cut.split("+"), micro_batches=micro_batches)
         if len(found.stages) == stages:
@@ -138,7 +181,15 @@ def cut_of(
                 f"instead of {stages}. Name {stages - 1}: the layer with which each stage but the first begins.",
                 code="layout", layout=str(pipeline), reason="cut-count", nearest=f"pipeline({len(found.stages)})",
             )  # fmt: skip
-    return best_cut(costs, stages, speeds=speeds, micro_batches=micro_batches)
+    search = functools.partial(
+        best_cut, costs, stages, speeds=speeds, micro_batches=micro_batches, optimizer_state=limits.optimizer_state
+    )
+    try:
+        return search(memory_limit=limits.memory)
+    except ConfigError as error:
+        if error.facts.get("reason") != "memory":
+            raise
+        return search(memory_limit=error.facts["needed"])
 
 
 def together(measured: Sequence[Sequence[dict[str, Any]]]) -> list[dict[str, Any]]:

@@ -15,7 +15,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
-from real_runs import environment
+from real_runs import environment, final_state, relative_difference
 from real_runs import syncline as command
 
 from syncline.lab.namespaces import Namespaces, why_not_possible
@@ -87,6 +87,34 @@ def test_a_run_on_slow_links_survives_a_cut_link_and_the_cluster_leaves_no_files
     assert gone.code == 1
     assert "'default'" in gone.err
     assert "syncline cluster up" in gone.err
+
+
+SPREAD = (
+    "train", "mlp", "--data", "digits", "--workers", "4", "--max-steps", "12", "--layout", "pipeline(2)",
+    "--strategy", "sparknet(tau=5)", "--on-worker-failure", "replace-only",
+)  # fmt: skip
+
+
+def test_replicas_that_are_spread_over_the_workers_of_a_host_exchange_across_hosts(tmp_path):
+    with cluster(tmp_path, "--hosts", "2"):
+        on_hosts = command(*SPREAD, "--engine", "cluster", "--name", "hosts", cwd=tmp_path)
+        assert on_hosts.code == 0, on_hosts.err
+    here = command(*SPREAD, "--name", "here", cwd=tmp_path)
+    assert here.code == 0, here.err
+    first, second, third, fourth = RunDir(tmp_path / "runs" / "hosts").read_plan()["workers"]
+    assert first["host"] == second["host"] != third["host"] == fourth["host"]
+    states = [final_state(tmp_path / "runs" / name)["model"] for name in ("here", "hosts")]
+    assert relative_difference(*states) < 1e-5
+
+
+def test_a_worker_of_a_replica_on_another_host_is_replaced(tmp_path):
+    with cluster(tmp_path, "--hosts", "2"):
+        faults = {"SYNCLINE_FAULTS": "kill worker 3 at step 7"}
+        killed = command(*SPREAD, "--engine", "cluster", "--name", "killed", cwd=tmp_path, env=faults)
+        assert killed.code == 0, killed.err
+    events = RunDir(tmp_path / "runs" / "killed").read_events()
+    assert [e.worker_id for e in events if isinstance(e, WorkerFailure)] == [3]
+    assert command("audit", "runs/killed", cwd=tmp_path).code == 0
 
 
 def test_ctrl_c_takes_it_down_and_a_second_of_the_same_name_is_rejected(tmp_path):

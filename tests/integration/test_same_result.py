@@ -125,16 +125,23 @@ def large_net() -> nn.Module:
     return nn.Sequential(nn.Linear(12, 1024), nn.ReLU(), nn.Linear(1024, 1100), nn.ReLU(), nn.Linear(1100, 1000))
 
 
-@pytest.mark.parametrize("workers", [2, 4, 8])
-def test_gradients_that_are_summed_during_backward_give_the_same_result(tmp_path, workers):
+LARGE: dict[str, object] = {"batch": 24, "max_steps": 12}
+
+
+@pytest.fixture(scope="module")
+def large_alone(tmp_path_factory: pytest.TempPathFactory) -> dict[str, torch.Tensor]:
+    """The parameters of the large network after one worker has trained it."""
+    alone = train(tmp_path_factory.mktemp("large"), 1, model=large_net(), **LARGE)
+    return final_state(alone.run_dir)["model"]
+
+
+@pytest.mark.parametrize("workers", [2, 8])
+def test_gradients_that_are_summed_during_backward_give_the_same_result(tmp_path, large_alone, workers):
     """Also with more workers than cores."""
-    changes = {"model": large_net(), "batch": 24, "max_steps": 12}
-    states = [
-        final_state(train(tmp_path / str(n), n, **changes, **more).run_dir)["model"]
-        for n, more in ((1, {}), (workers, {}), (workers, {"accumulate": 2}))
-    ]
-    assert relative_difference(states[0], states[1]) < 1e-5
-    assert relative_difference(states[0], states[2]) < 1e-5
+    for accumulate in (1, 2):
+        changes = {**LARGE, "model": large_net(), "accumulate": accumulate}
+        together = train(tmp_path / str(accumulate), workers, **changes)
+        assert relative_difference(large_alone, final_state(together.run_dir)["model"]) < 1e-5
 
 
 def test_what_is_tuned_gives_the_same_result_and_is_told(tmp_path):

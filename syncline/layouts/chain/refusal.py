@@ -19,7 +19,7 @@ def refusal(model: nn.Module, why: str) -> ConfigError:
         why += ", and model.config.use_cache is True. Set it to False"
     return ConfigError(
         f"The model {kind} cannot be cut into pipeline stages, because {why}. {_OTHER_WAYS}",
-        code="layout", layout="pipeline", reason="untraceable", model=kind, why=why, nearest="replicated",
+        code="layout", layout="pipeline", reason="untraceable", model=kind, why=why, nearest="sharded",
     )  # fmt: skip
 
 
@@ -31,5 +31,5 @@ def difference(model: nn.Module, what: str, samples: int, *, is_training: bool) 
         f"model for {samples} samples in {mode}. Its forward pass depends on values or on the batch size in a way that "
         f"cannot be followed, or changes the model. {_OTHER_WAYS}",
         code="layout", layout="pipeline", reason="differs", model=kind, difference=what, samples=samples,
-        is_training=is_training, nearest="replicated",
+        is_training=is_training, nearest="sharded",
     )  # fmt: skip

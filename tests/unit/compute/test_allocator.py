@@ -7,14 +7,14 @@ import sys
 
 import pytest
 
-# Frees and takes 16 MB a hundred times, and counts the pages that the system had to give.
+# Frees and takes 48 MB twenty times, and counts the pages that the system had to give.
 FAULTS = """
 import resource, torch
 from syncline.compute.allocator import keep_memory
 keep_memory()
 torch.ones(4 * 2**20)
 before = resource.getrusage(resource.RUSAGE_SELF).ru_minflt
-for _ in range(100):
+for _ in range(20):
     held = [torch.ones(4 * 2**20) for _ in range(3)]
     del held
 print(resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before)
@@ -23,7 +23,7 @@ print(resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before)
 
 def faults(**environment: str) -> int:
     done = subprocess.run(
-        [sys.executable, "-c", FAULTS], env=environment, capture_output=True, text=True, timeout=60, check=True
+        [sys.executable, "-c", FAULTS], env=environment, capture_output=True, text=True, timeout=120, check=True
     )
     return int(done.stdout)
 
@@ -33,4 +33,4 @@ def faults(**environment: str) -> int:
 def test_memory_that_is_freed_is_kept_unless_the_user_has_decided_otherwise():
     pages = 3 * 16 * 2**20 // 4096
     assert faults() < 5 * pages
-    assert faults(MALLOC_TRIM_THRESHOLD_="0", MALLOC_MMAP_THRESHOLD_="65536") > 50 * pages
+    assert faults(MALLOC_TRIM_THRESHOLD_="0", MALLOC_MMAP_THRESHOLD_="65536") > 10 * pages

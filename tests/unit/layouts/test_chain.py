@@ -214,7 +214,7 @@ def of_the_zoo(name: str) -> tuple[Callable[[], nn.Module], Callable[[int], tupl
 
 
 MODELS = {
-    **{name: of_the_zoo(name) for name in zoo.names()},
+    **{name: of_the_zoo(name) for name in zoo.names() if zoo.card(name).learns_by == "gradients"},
     "lstm for tokens": (lambda: zoo.build("lstm", (6,), 12, 12, hidden=8), tokens),
     "gpt2": (gpt2, tokens),
     "gpt2 with its own output": (plain_gpt2, tokens),

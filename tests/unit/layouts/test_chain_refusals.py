@@ -108,7 +108,7 @@ def test_what_cannot_be_followed_is_refused(model: type[Base], reason: str) -> N
     assert refused.value.code == "layout"
     assert refused.value.facts["reason"] == reason
     assert refused.value.facts["model"] == model.__name__
-    assert refused.value.facts["nearest"] == "replicated"
+    assert refused.value.facts["nearest"] == "sharded"
 
 
 @pytest.mark.parametrize("inner", [BranchesOnValues, DividesByItself, GoesThroughNumpy, Loops, BranchesOnOneSample])

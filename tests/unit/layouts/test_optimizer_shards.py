@@ -231,3 +231,26 @@ def test_checking_changes_nothing(name):
     check_by_number(optimizer)
     assert all(torch.equal(a, b) for a, b in zip(before, net.parameters(), strict=True))
     assert not optimizer.state
+
+
+def test_a_worker_that_owns_nothing_allocates_tables_of_the_parameters_type():
+    shared = SharedAllocations()
+    nets = [model().double() for _ in range(2)]
+    flats = [FlatParameters(list(net.parameters())) for net in nets]
+    memory, gradients = flats[0].read(), gradient(1, flats[0].numel).double()
+    pieces = [*pieces_by_rank([whole_leaves([p.numel() for p in flats[0].parameters])], 1, 1000), []]
+    optimizers = [torch.optim.SGD(net.parameters(), lr=0.1, momentum=0.9, fused=True) for net in nets]
+    workers = [
+        OptimizerShards(o, f.parameters, memory, gradients, pieces, rank=rank, allocate=shared.allocator())
+        for rank, (o, f) in enumerate(zip(optimizers, flats, strict=True))
+    ]
+    for shards in workers:
+        shards.confirm()
+    for number in (1, 2):
+        for shards in workers:
+            shards.begin_update(number)
+        for shards in reversed(workers):  # the one without pieces allocates first, and must know the type
+            shards.update()
+    for optimizer, shards in zip(optimizers, workers, strict=True):
+        shards.leave()
+        assert {slots["momentum_buffer"].dtype for slots in optimizer.state.values()} == {torch.float64}

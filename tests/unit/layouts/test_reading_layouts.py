@@ -68,7 +68,7 @@ def test_arguments_that_make_no_sense_are_refused(text):
         ("allreduce + int8", {}, "strategy"),
         ("hierarchy(inside_host=allreduce, across_hosts=sparknet)", {}, "strategy"),
         ("allreduce until epoch 1, then sparknet", {}, "strategy"),
-        ("allreduce", {"hosts": 2}, "no-shared-memory"),
+        ("allreduce", {"hosts": 2, "hosts_of_workers": tuple("abab")}, "no-shared-memory"),
         ("allreduce", {"shares_memory": False}, "no-shared-memory"),
     ],
 )
@@ -79,6 +79,22 @@ def test_a_layout_is_refused_with_a_reason_where_it_would_be_wrong(layout, strat
     assert caught.value.facts["reason"] == reason
     assert caught.value.facts["nearest"] == "replicated"
     Layout().check(strategy, method, run)
+
+
+@pytest.mark.parametrize("layout", ["sharded(2)", "pipeline(2)", "tensor(2)"])
+def test_hosts_that_hold_whole_replicas_need_a_strategy_between_them_and_replacements(layout):
+    def check(strategy: str, hosts: str, policy: str) -> str | None:
+        places = {"hosts": len(set(hosts)), "hosts_of_workers": tuple(hosts), "on_worker_failure": policy}
+        try:
+            read_layout(layout).check(strategy, read_strategy(strategy).method, RunConditions(**{**FITS, **places}))
+        except ConfigError as error:
+            return str(error.facts["reason"])
+        return None
+
+    assert check("sparknet", "aabb", "replace-only") is None
+    assert check("sparknet", "abab", "replace-only") == "no-shared-memory"
+    assert check("allreduce", "aabb", "replace-only") == "hosts"
+    assert check("sparknet", "aabb", "shrink-and-replace") == "hosts"
 
 
 def test_the_number_of_workers_must_be_a_multiple_of_what_a_replica_takes():
@@ -94,7 +110,7 @@ def test_the_number_of_workers_must_be_a_multiple_of_what_a_replica_takes():
     read_layout("sharded").check("allreduce", method, RunConditions(**{**FITS, "workers": 3}))
 
 
-def test_a_layout_fits_an_all_reduce_on_one_host_without_a_memory_limit():
+def test_a_layout_fits_an_all_reduce_on_one_host():
     method, layout = read_strategy("allreduce").method, read_layout("sharded")
     layout.check("allreduce", method, RunConditions(**FITS))  # type: ignore[arg-type]
     layout.check("allreduce", method, RunConditions(**{**FITS, "is_own_loop": True}))
@@ -103,9 +119,6 @@ def test_a_layout_fits_an_all_reduce_on_one_host_without_a_memory_limit():
             read_layout(other).check("allreduce", method, RunConditions(**{**FITS, "is_own_loop": True}))
         assert refused.value.facts["reason"] == "own-loop"
     layout.check("allreduce", method, RunConditions(**{**FITS, "workers": 1, "shares_memory": False}))
-    with pytest.raises(ConfigError) as caught:
-        layout.check("allreduce", method, RunConditions(**FITS), has_memory_limit=True)  # type: ignore[arg-type]
-    assert caught.value.facts["reason"] == "memory-limit"
 
 
 def test_workers_have_the_places_that_the_layout_says():
