@@ -30,6 +30,7 @@ if TYPE_CHECKING:
     import torch
 
     from syncline.data.files.manifest import Manifest
+    from syncline.models.zoo.model_card import ModelCard
 
 __all__ = ["LocatedData", "Script", "Task", "adam", "adamw", "made", "optimizer", "sgd"]
 
@@ -126,6 +127,8 @@ class Task:
     def __post_init__(self) -> None:
         if isinstance(self.model, Mapping) and is_declaration(self.model):
             object.__setattr__(self, "model", of_table(self.model, TomlLocation(), {}))
+        if self.test is None and (own := getattr(self.data, "test_source", None)) is not None:
+            object.__setattr__(self, "test", own)
         for name in ("model", "loss", "optimizer", "schedule"):
             value = getattr(self, name)
             if isinstance(value, (str, Mapping)):
@@ -222,11 +225,29 @@ class Task:
             clip_norm=self.clip_norm,
             recommended_epochs=card.epochs if card else None,
             recommended_batch=card.batch if card else None,
+            learns_by_sums=card is not None and card.learns_by == "sums",
         )
+
+    def _check_learning(self, card: ModelCard) -> None:
+        """Refuse what is about gradients for a model that learns without them."""
+        if card.learns_by == "gradients":
+            return
+        own = {"loss": Spec(card.loss), "optimizer": Spec.of(card.optimizer, what="optimizer")}
+        for name in ("optimizer", "loss", "schedule", "weight_decay", "clip_norm"):
+            value = getattr(self, name)
+            if value is not None and value != own.get(name):
+                raise ConfigError(
+                    f"{name} is {value}, but the model {card.name!r} learns by counting and averaging what its nodes "
+                    f"see, not by gradients, so there is nothing that it could change. Leave {name} out.",
+                    code="learns-by-sums",
+                    setting=name,
+                    model=card.name,
+                )
 
     def _check_names(self) -> None:
         if isinstance(self.model, Spec):
             zoo.check_model_options(zoo.card(self.model.name), self.model.options)
+            self._check_learning(zoo.card(self.model.name))
         if isinstance(self.data, Spec):
             _check_data(self.data)
 

@@ -174,10 +174,13 @@ def _describe_memory(plan: Plan) -> list[str]:
     if plan.accumulate > 1:
         lines.append(f"Each share is split into {plan.accumulate} micro-batches to save memory.")
     if plan.memory_limit_bytes is not None:
-        lines.append(
-            f"Memory budget per worker: {plan.memory_limit_bytes / 1e6:,.0f} MB. Before the first step, workers "
-            "measure the memory per sample and use as few micro-batches as the budget allows."
+        how = (
+            "Before the first step, workers measure the memory per sample and use as few micro-batches as the budget "
+            "allows."
+            if plan.layout == "replicated"
+            else "What each worker needs was counted before the start; micro-batches are as many as that takes."
         )
+        lines.append(f"Memory budget per worker: {plan.memory_limit_bytes / 1e6:,.0f} MB. {how}")
     if plan.checkpoint_activations:
         lines.append("Activations are recomputed in the backward pass to save memory.")
     return lines

@@ -16,7 +16,7 @@ from syncline.errors import ConfigError, plural
 from syncline.layouts.layout import read_layout
 from syncline.planning.machine import Machine
 from syncline.planning.plan import Plan, WorkerPlan
-from syncline.strategies.method import RunConditions
+from syncline.strategies.method import Method, RunConditions
 from syncline.strategies.reading import read_strategy
 
 _DEFAULT_EPOCHS = 3
@@ -43,6 +43,8 @@ class TaskFacts:
     recommended_epochs: int | None = None
     recommended_batch: int | None = None
     clip_norm: float | None = None
+    learns_by_sums: bool = False
+    """Whether what the workers exchange are exact sums over the samples, not gradients."""
 
 
 def saved_plan(data: dict[str, Any], path: Path) -> Plan:
@@ -95,6 +97,7 @@ def make_plan(facts: TaskFacts, config: RunConfig, machine: Machine, hosts: Sequ
     method = read_strategy(config.strategy).method
     held = held_out_samples(method.held_out, facts.train_samples, config.workers)
     _check_script_settings(facts, config)
+    _check_sums(facts, config, method)
     length = _length(facts, config, facts.train_samples - held, notes)
     device = _device(config, machine, notes)
     collective = _collective(config, machine, device, len(set(hosts_of_workers)), notes)
@@ -102,13 +105,14 @@ def make_plan(facts: TaskFacts, config: RunConfig, machine: Machine, hosts: Sequ
     conditions = RunConditions(
         workers=config.workers,
         hosts=len(set(hosts_of_workers)),
+        hosts_of_workers=tuple(hosts_of_workers),
+        on_worker_failure=config.on_worker_failure,
         shares_memory=collective != "process-group" or shares_memory_on_hosts,
         is_own_loop=facts.kind == "own-loop",
         clip_norm=facts.clip_norm,
     )
     method.check_run(conditions)
-    has_memory_limit = config.memory_limit is not None
-    read_layout(config.layout).check(config.strategy, method, conditions, has_memory_limit=has_memory_limit)
+    read_layout(config.layout).check(config.strategy, method, conditions)
     decided: dict[str, Any] = {
         **length._asdict(),
         "workers": _workers(hosts_of_workers, device, config.threads or max(1, machine.cores // config.workers)),
@@ -177,6 +181,22 @@ def _check_script_settings(facts: TaskFacts, config: RunConfig) -> None:
             code="set-in-script",
             settings=["memory_limit", "checkpoint_activations"],
         )
+
+
+def _check_sums(facts: TaskFacts, config: RunConfig, method: Method) -> None:
+    """Sums over the samples mean something only as a whole and exactly, on workers that hold the whole model."""
+    if not facts.learns_by_sums:
+        return
+    for setting, value, fits, instead in (
+        ("strategy", config.strategy, method.sums_exact_gradients, "allreduce"),
+        ("layout", config.layout, read_layout(config.layout).is_replicated, "replicated"),
+    ):
+        if not fits:
+            raise ConfigError(
+                f"--{setting} {value} is not possible with {facts.model}: it learns by counts and sums over "
+                f"all samples of a step, which must be added up exactly before they count. Use --{setting} {instead}.",
+                code="learns-by-sums", setting=setting, value=value, nearest=instead,
+            )  # fmt: skip
 
 
 class _Length(NamedTuple):

@@ -1,6 +1,6 @@
 """A run's directory: its paths, and writing and reading events.
 
-    RUN/plan.json  config.json  events.jsonl  ledger.jsonl  summary.json  predictions.json  task.bin
+    RUN/plan.json  config.json  events.jsonl  ledger.jsonl  summary.json  predictions.json  centroids.json  task.bin
         logs/worker-0.log  checkpoints/
 
 Here: paths and the event file. Not here: the content of checkpoints (`checkpoint/`). Live, finished and crashed runs
@@ -39,6 +39,7 @@ class RunDir:
         self.ledger = path / "ledger.jsonl"  # which step used each sample
         self.summary = path / "summary.json"  # the Summary event of a completed run
         self.predictions = path / "predictions.json"  # a classifier's, on the test data
+        self.centroids = path / "centroids.json"  # pictures of clusters, of models that learn some
         self.task_file = path / "task.bin"  # the serialized task that workers load
         self.checkpoints = path / "checkpoints"
 
@@ -152,7 +153,8 @@ class RunDir:
     def _files(self) -> list[Path]:
         """What a driver reads, appends to or replaces."""
         return [
-            self.config, self.plan, self.events, self.ledger, self.summary, self.predictions, self.task_file,
+            self.config, self.plan, self.events, self.ledger, self.summary, self.predictions, self.centroids,
+            self.task_file,
         ]  # fmt: skip
 
 

@@ -21,14 +21,16 @@ from syncline.comms.serialize import dump_state, load_state
 from syncline.compute.partition import share, split
 from syncline.data.assignment import Position
 from syncline.data.source import Source
+from syncline.models.destin.network import DestinNetwork
 from syncline.task import Task
+from syncline.telemetry.centroids import write_centroids
 from syncline.telemetry.events import Evaluated
 from syncline.telemetry.predictions import write_predictions
 from syncline.workers.build import Loss, class_names
 from syncline.workers.forward import correct_fraction, loss_of, to_device
 from syncline.workers.metrics import MetricSet
 from syncline.workers.micro_batches import BLOCK, MicroBatches
-from syncline.workers.predictions import PredictionTally
+from syncline.workers.predictions import PredictionTally, centroids_of
 from syncline.workers.session import Session
 from syncline.workers.stages import Stages
 from syncline.workers.stepper import Stepper
@@ -78,6 +80,7 @@ class Evaluator:
             seconds = time.perf_counter() - start
             session.recorder.emit(Evaluated(epoch=position.epoch, step=position.step, metrics=result, seconds=seconds))
             self._write(predictions, position, is_last=stepper.progress.is_complete(position))
+            self._write_centroids(replica.model, position)
 
     def score_on(
         self, model: Callable[[], torch.nn.Module], source: Source, indices: np.ndarray
@@ -87,6 +90,14 @@ class Evaluator:
         return lambda: mean_loss_and_accuracy(
             model(), self._loss, source, indices[low:high], self._session.device, self._micro_batches.at_once
         )
+
+    def _write_centroids(self, model: torch.nn.Module, position: Position) -> None:
+        if not isinstance(model, DestinNetwork) or self._session.run_dir is None:
+            return
+        try:
+            write_centroids(self._session.run_dir, centroids_of(model, position.step))
+        except OSError as error:
+            self._session.warn(f"centroids.json could not be written: {error.strerror}. Training continues.")
 
     def _write(self, predictions: PredictionTally, position: Position, *, is_last: bool) -> None:
         """Write predictions.json; where evaluations are frequent, not every time."""

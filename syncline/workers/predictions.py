@@ -13,6 +13,9 @@ import numpy as np
 import torch
 
 from syncline.data.source import Source
+from syncline.models.destin.network import DestinNetwork
+from syncline.models.destin.pictures import pictures_of
+from syncline.telemetry.centroids import Centroids, LayerPictures
 from syncline.telemetry.predictions import Example, Pair, Picture, Predictions
 from syncline.workers.forward import is_classification
 
@@ -111,3 +114,16 @@ def _first_of(batch: Any) -> torch.Tensor | None:
     """The first input of a batch, if it is a tensor."""
     first = batch[0] if isinstance(batch, (tuple, list)) else batch
     return first if isinstance(first, torch.Tensor) else None
+
+
+def centroids_of(model: DestinNetwork, step: int) -> Centroids:
+    """What the clusters of each layer stand for."""
+    layers = []
+    for title, images in pictures_of(model):
+        count, channels, height, width = images.shape
+        if channels not in (1, 3):
+            continue  # no picture shows them
+        pixels = images.permute(0, 2, 3, 1).contiguous().numpy()
+        pictures = [Picture(width, height, channels, pixels[k].tobytes()) for k in range(count)]
+        layers.append(LayerPictures(title, pictures))
+    return Centroids(step=step, layers=layers)

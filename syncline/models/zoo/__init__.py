@@ -2,7 +2,7 @@
 
     >>> from syncline.models import zoo
     >>> zoo.names()[:6]
-    ['alexnet', 'autoencoder', 'googlenet', 'lenet', 'linear', 'lstm']
+    ['alexnet', 'autoencoder', 'destin', 'googlenet', 'lenet', 'linear']
     >>> zoo.card("mlp").options["hidden"]
     (256, 128)
 

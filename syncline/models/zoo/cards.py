@@ -149,6 +149,31 @@ CARDS = {
             schedule=None,  # each stage is a training of its own
             epochs=10,
         ),
+        ModelCard(
+            name="destin",
+            summary="Layers of nodes that cluster what they see and report beliefs, without labels or gradients.",
+            paper="Arel, Rose & Coop, DeSTIN: A Scalable Deep Learning Architecture with Application to "
+            "High-Dimensional Robust Pattern Recognition, AAAI Fall Symposium, 2009",
+            module="syncline.models.zoo.destin",
+            reference=_mnist(parameters=16_000),
+            options={
+                "grid": (8, 4, 2, 1),
+                "centroids": 25,
+                "shared": True,
+                "training": "greedy",
+                "memory": "none",
+                "movements": 4,
+                "sharpness": 4.0,
+            },
+            target="input",
+            learns_by="sums",
+            loss="mean_output",
+            optimizer={"name": "ClusterRule"},
+            schedule=None,
+            batch=256,
+            metrics=(),
+            epochs=4,
+        ),
         _classifier(
             name="transformer",
             summary="A small GPT: a decoder-only transformer for next-token prediction.",

@@ -52,6 +52,8 @@ class ModelCard:
     """The type of its inputs. A model for tokens gets the vocabulary size, and has an output per token."""
     target: Literal["given", "input"] = "given"
     """The target of the loss: the data's target, or the input itself."""
+    learns_by: Literal["gradients", "sums"] = "gradients"
+    """With sums the model brings its own optimizer, and neither that nor the loss can be another."""
     loss: str
     optimizer: Mapping[str, object]
     """`name` and arguments."""

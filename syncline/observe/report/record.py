@@ -14,10 +14,12 @@ from typing import Any, Literal, NamedTuple
 
 from syncline.observe.formatting import headline
 from syncline.observe.state import RunState
+from syncline.telemetry.centroids import Centroids
 from syncline.telemetry.events import (
     Evaluated,
     Event,
     FatalFailure,
+    HeldPart,
     InfoMessage,
     MetricsLogged,
     Progress,
@@ -71,6 +73,8 @@ class WorkerRecord:
     windows: list[Window] = field(default_factory=list)
     phases: dict[str, float] = field(default_factory=dict)
     steps: int = 0
+    bytes_sent: int = 0
+    bytes_inside: int = 0
     _last_step: int | None = None
 
     def advance(self, event: Progress, time_s: float) -> None:
@@ -78,6 +82,8 @@ class WorkerRecord:
         self.windows.append(Window(time_s, event.samples, event.seconds, event.step))
         if self._last_step is not None and event.step > self._last_step:
             self.steps += event.step - self._last_step
+            self.bytes_sent += event.bytes_sent
+            self.bytes_inside += event.bytes_inside
             for name, seconds in event.phases.items():
                 self.phases[name] = self.phases.get(name, 0.0) + seconds
         self._last_step = event.step
@@ -99,12 +105,15 @@ class RunRecord:
         self.workers: dict[int, WorkerRecord] = {}
         self.marks: list[Mark] = []
         self.parameters = 0
+        self.parts: dict[int, HeldPart] = {}
+        """What each worker holds, by id, if none holds the whole model; as last reported."""
         self.events = 0
         self.seconds = 0.0
         """On the run's clock, which stands still between sessions."""
         self.started_at = 0.0
         self.is_live = False
         self.predictions: Predictions | None = None
+        self.centroids: Centroids | None = None
         self._before_s = self._session_start = 0.0
 
     @property
@@ -162,6 +171,8 @@ class RunRecord:
                     self._add(name, Point(event.step, None, time_s, value))
             case WorkerReady():
                 self.parameters = event.parameters
+                if event.part is not None:
+                    self.parts[event.worker_id] = event.part
             case _:
                 self._note(event, time_s)
 

@@ -12,8 +12,10 @@ from collections.abc import Sequence
 from syncline import __version__
 from syncline.observe.page.document import document, text
 from syncline.observe.report import overview
+from syncline.observe.report.centroids import centroids
 from syncline.observe.report.confusion import confusion
 from syncline.observe.report.curves import axes_for, curves, throughput
+from syncline.observe.report.layout import layout
 from syncline.observe.report.phases import phases
 from syncline.observe.report.record import RunRecord
 from syncline.observe.report.report_style import STYLE
@@ -67,7 +69,11 @@ def content(runs: Sequence[RunRecord]) -> str:
         if run.predictions is not None:
             name = "Confusion matrix" + ("" if is_one else f": {run.name}")
             parts.append(_section(f"confusion-{run.name}", name, confusion(run.predictions)))
+        if run.centroids is not None:
+            name = "Clusters" + ("" if is_one else f": {run.name}")
+            parts.append(_section(f"clusters-{run.name}", name, centroids(run.centroids)))
     if is_one:
+        parts.append(_section("layout", "Layout", layout(runs[0])))
         parts.append(_section("workers", "Workers", overview.workers(runs[0])))
     for run in runs:
         suffix = "" if is_one else f": {run.name}"
