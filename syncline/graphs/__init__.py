@@ -1,0 +1,1 @@
+"""Graphs and vertex programs. `syncline/graph.py` has what users call."""
