@@ -13,21 +13,14 @@ from __future__ import annotations
 
 import argparse
 import gzip
-import os
 import shutil
-import signal
 import subprocess
 import sys
-import time
 import tomllib
 from pathlib import Path
 from typing import Any
 
-import torch
-
-HERE = Path(__file__).resolve().parent
-LIMIT_S = 120
-Script = dict[str, Any]
+from runs import HERE, Runs, Script, difference
 
 
 def changed(text: str, edits: list[dict[str, Any]], file: str, main: str) -> str:
@@ -96,75 +89,15 @@ def _make_data(name: str, data: Path, folder: Path) -> None:
             gzip.decompress((data / "cora" / "cora.content.gz").read_bytes())
         )
         shutil.copy(data / "cora" / "cora.cites", folder / "cora")
+    if "cv_example" in name:
+        import numpy as np
+        from PIL import Image
 
-
-class Runs:
-    """The runs of one script."""
-
-    def __init__(self, script: Script, folder: Path, data: Path) -> None:
-        self.script, self.folder = script, folder
-        path = [str(HERE / "support"), str(folder)]
-        self._env = {
-            **os.environ, "PYTHONPATH": os.pathsep.join(path), "MNIST": str(data / "mnist"), "WITHOUT_NOISE": "1",
-            "IMAGES": str(script["images"]), "OMP_NUM_THREADS": "1",
-        }  # fmt: skip
-
-    def call(self, name: str, words: list[str], *, sign: bool = False, **env: str) -> tuple[int, str]:
-        """Run a command that leaves the result `name`; the exit code, and what it printed."""
-        result = self.folder / f"{name}.result"
-        extra = {"RESULT": str(result), **env}
-        if sign:
-            extra |= {"SIGN_AFTER": str(self.script["steps"] // 2), "SIGN": str(self.folder / f"{name}.sign")}
-        log = self.folder / f"{name}.log"
-        with log.open("a") as output:
-            process = subprocess.Popen(
-                words, cwd=self.folder, env=self._env | extra, stdout=output, stderr=subprocess.STDOUT
-            )
-            try:
-                if sign:
-                    self._interrupt(process, self.folder / f"{name}.sign")
-                code = process.wait(LIMIT_S)
-            finally:
-                if process.poll() is None:
-                    process.kill()
-                    process.wait()
-        return code, log.read_text()
-
-    def _interrupt(self, process: subprocess.Popen[bytes], sign: Path) -> None:
-        end = time.monotonic() + LIMIT_S
-        while not sign.exists() and process.poll() is None and time.monotonic() < end:
-            time.sleep(0.01)
-        if process.poll() is None:
-            process.send_signal(signal.SIGINT)
-
-    def python(self, name: str, **env: str) -> tuple[int, str]:
-        return self.call(name, [sys.executable, self.script["run"], *self._arguments()], **env)
-
-    def syncline(self, name: str, *options: str, workers: int = 2, sign: bool = False, **env: str) -> tuple[int, str]:
-        command = Path(sys.executable).with_name("syncline")
-        words = [str(command), "run", self.script["run"], "--workers", str(workers), "--name", name, *options]
-        words += ["--threads", "1"]
-        return self.call(name, [*words, "--", *self._arguments()], sign=sign, **env)
-
-    def other(self, *words: str, name: str = "other") -> tuple[int, str]:
-        return self.call(name, [str(Path(sys.executable).with_name("syncline")), *words])
-
-    def _arguments(self) -> list[str]:
-        return list(self.script.get("arguments", []))
-
-    def result(self, name: str) -> dict[str, Any] | None:
-        path = self.folder / f"{name}.result"
-        return torch.load(path) if path.exists() else None
-
-
-def difference(a: dict[str, Any] | None, b: dict[str, Any] | None) -> str:
-    """The largest difference of any parameter."""
-    if a is None or b is None:
-        return "NO RESULT"
-    pairs = [(x[name], y[name]) for x, y in zip(a["state"], b["state"], strict=True) for name in x]
-    if all(torch.equal(x, y) for x, y in pairs):
-        return "same bits"
-    return f"{max(float((x.double() - y.double()).abs().max()) for x, y in pairs if x.numel()):.0e}"
+        (folder / "pets").mkdir()
+        random = np.random.RandomState(0)
+        for number in range(120):
+            pixels = random.randint(0, 256, (40, 48, 3), np.uint8)
+            Image.fromarray(pixels).save(folder / "pets" / f"{('cat', 'dog', 'owl')[number % 3]}_{number}.jpg")
 
 
 def check(script: Script, runs: Runs) -> list[str]:

@@ -1,4 +1,4 @@
-"""Transformations of images that are tensors of (height, width) or (height, width, channels)."""
+"""Transformations of images: tensors of (height, width) or (height, width, channels), or PIL's."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import random
 from collections.abc import Callable, Sequence
 from typing import Any
 
+import numpy as np
 import torch
 
 
@@ -20,7 +21,9 @@ class Compose:
 
 
 class ToTensor:
-    def __call__(self, image: torch.Tensor) -> torch.Tensor:
+    def __call__(self, image: Any) -> torch.Tensor:
+        if not isinstance(image, torch.Tensor):
+            image = torch.from_numpy(np.array(image))
         channels_first = image.unsqueeze(0) if image.dim() == 2 else image.permute(2, 0, 1)
         return channels_first.to(torch.get_default_dtype()).div(255)
 
@@ -34,10 +37,12 @@ class Normalize:
 
 
 class Resize:
-    def __init__(self, size: int) -> None:
+    def __init__(self, size: Any) -> None:
         self.size = size
 
-    def __call__(self, image: torch.Tensor) -> torch.Tensor:
+    def __call__(self, image: Any) -> Any:
+        if not isinstance(image, torch.Tensor):
+            return image.resize(self.size)
         resized = torch.nn.functional.interpolate(image[None, None].float(), size=(self.size, self.size))
         return resized[0, 0].to(torch.uint8)
 
@@ -51,6 +56,18 @@ class RandomCrop:
         padded = torch.nn.functional.pad(image, (0, 0, p, p, p, p))
         top, left = (int(torch.randint(2 * p + 1, ())) for _ in range(2))
         return padded[top : top + self.size, left : left + self.size]
+
+
+class RandomResizedCrop:
+    def __init__(self, size: tuple[int, int], scale: tuple[float, float]) -> None:
+        self.size, self.scale = size, scale
+
+    def __call__(self, image: Any) -> Any:
+        side = float(torch.empty(()).uniform_(*self.scale)) ** 0.5
+        width, height = int(image.width * side), int(image.height * side)
+        left = int(torch.randint(image.width - width + 1, ()))
+        top = int(torch.randint(image.height - height + 1, ()))
+        return image.resize(self.size, box=(left, top, left + width, top + height))
 
 
 class RandomHorizontalFlip:
