@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import gc
 import os
 import re
@@ -119,22 +120,36 @@ def _is_in_use_elsewhere(segment: str) -> bool:
 
 
 def _descendants() -> set[int]:
-    """All processes that this one started, directly or indirectly."""
-    parents = {}
-    for entry in os.listdir("/proc"):
-        if entry.isdigit():
-            try:
-                stat = Path("/proc", entry, "stat").read_text()
-            except OSError:
-                continue
-            fields = stat.rpartition(")")[2].split()
-            if fields[0] != "Z":
-                parents[int(entry)] = int(fields[1])
-    found, frontier = set(), {os.getpid()}
+    """All processes that this one started, directly or indirectly.
+
+    From the kernel's lists of children: reading all of /proc takes 7 ms, and twice for each of 6,000 tests.
+    """
+    found, frontier = set[int](), [os.getpid()]
     while frontier:
-        frontier = {pid for pid, parent in parents.items() if parent in frontier} - found
-        found |= frontier
+        children = [child for pid in frontier for child in _children(pid)]
+        frontier = [child for child in children if child not in found]
+        found.update(frontier)
+    return {pid for pid in found if not _is_zombie(pid)}
+
+
+def _children(pid: int) -> list[int]:
+    """A process is listed as a child of the thread that has started it."""
+    try:
+        threads = os.listdir(f"/proc/{pid}/task")
+    except OSError:
+        return []
+    found = list[int]()
+    for thread in threads:
+        with contextlib.suppress(OSError):
+            found += map(int, Path(f"/proc/{pid}/task/{thread}/children").read_text().split())
     return found
+
+
+def _is_zombie(pid: int) -> bool:
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] == "Z"
+    except OSError:
+        return True
 
 
 def _command(pid: int) -> str:

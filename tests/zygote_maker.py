@@ -14,6 +14,7 @@ import contextlib
 import ctypes
 import functools
 import gc
+import importlib
 import json
 import os
 import select
@@ -146,12 +147,27 @@ def _inheriting() -> Iterator[None]:
 
 
 def main() -> None:
-    from syncline.workers import entry  # the import that forking saves  # noqa: F401
     from syncline.workers.quick_start import without_compiler
 
+    import_what_workers_import()
     without_compiler()
     gc.freeze()  # as in warm_process.py
     serve(socket.socket(fileno=int(sys.argv[1])))
+
+
+def import_what_workers_import() -> None:
+    """The imports that forking saves: those of every zygote, and those that nearly each worker does later."""
+    for name in (
+        "numpy.random",
+        "torch.utils.serialization",
+        "syncline.comms.process_group",
+        "syncline.compute.dropout_operators",
+        "syncline.engines.zygote",
+        "syncline.strategies.overlap",
+        "syncline.strategies.reducers",
+        "syncline.workers.entry",
+    ):
+        importlib.import_module(name)
 
 
 def serve(orders: socket.socket) -> None:

@@ -119,7 +119,7 @@ def check_unrun(block: Block) -> None:
     elif block.language in RUN_FILE:
         tomllib.loads(block.code)
     elif block.language in COMMANDS:
-        for line in commands_of(block).splitlines():
+        for line in commands_of(block).replace("\\\n", " ").splitlines():
             words = shlex.split(line, comments=True)
             if "syncline" in words and "..." not in words:
                 _parse(words[words.index("syncline") + 1 :])

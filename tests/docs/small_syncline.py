@@ -15,6 +15,7 @@ _STEPS = {
     "train": ["--max-steps", "3", "--evaluate-every", "0"],
     "run": ["--max-steps", "3"],
     "resume": ["--max-steps", "5", "--evaluate-every", "0"],
+    "plan": ["--seconds", "0.5"],
 }
 _SMALL = {"mnist": "digits", "fashion-mnist": "digits", "cifar10": "digits"}
 

@@ -17,7 +17,7 @@ from pathlib import Path
 
 import pyspark
 
-LIMIT_S = 60.0
+LIMIT_S = 90.0
 ENVIRONMENT = {
     "SPARK_LOCAL_IP": "127.0.0.1",
     "PYSPARK_PYTHON": sys.executable,

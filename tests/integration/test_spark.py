@@ -128,7 +128,7 @@ class InTheBackground:
     def __init__(self, tmp_path: Path, **changes: object) -> None:
         self._enough, self._done = tmp_path / "enough", list[syncline.Result]()
         self.run_dir = tmp_path / "runs" / "slow"
-        model = Slow(small_net(), 0.02, until=self._enough)
+        model = Slow(small_net(), 0.06, until=self._enough)  # not at its end before Spark has replaced a worker
         self._thread = threading.Thread(
             target=lambda: self._done.append(train(tmp_path, model=model, name="slow", epochs=60, **changes))
         )
