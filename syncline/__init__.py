@@ -22,8 +22,8 @@ __all__ = sorted(_HOME)  # type checkers read `__init__.pyi`
 
 
 def __getattr__(name: str) -> Any:
-    if name == "spark":  # a package of its own; PySpark is loaded when something in it is used
-        return importlib.import_module("syncline.spark")
+    if name in ("graph", "spark"):  # modules of their own; what they need is loaded when something in them is used
+        return importlib.import_module(f"syncline.{name}")
     if name not in _HOME:
         raise AttributeError(f"module 'syncline' has no attribute {name!r}")
     return getattr(importlib.import_module(_HOME[name]), name)

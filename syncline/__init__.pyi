@@ -1,5 +1,8 @@
 """The public names of Syncline and where each is defined. `__init__.py` reads them here, so they are listed once."""
 
+from syncline.advisor import plan as plan
+from syncline.beliefs import Beliefs as Beliefs
+from syncline.beliefs import Destin as Destin
 from syncline.compute.outer import average as average
 from syncline.compute.outer import block_momentum as block_momentum
 from syncline.compute.outer import elastic as elastic
@@ -17,11 +20,16 @@ from syncline.errors import NonFiniteLoss as NonFiniteLoss
 from syncline.errors import SynclineError as SynclineError
 from syncline.errors import UnknownName as UnknownName
 from syncline.errors import WorkerFailed as WorkerFailed
+from syncline.graphs.graph import Graph as Graph
+from syncline.graphs.program import VertexProgram as VertexProgram
+from syncline.graphs.program import vertex_program as vertex_program
+from syncline.graphs.result import GraphResult as GraphResult
 from syncline.layouts.pipeline import Pipeline as Pipeline
 from syncline.layouts.sharded import Sharded as Sharded
 from syncline.layouts.tensor import Tensor as Tensor
 from syncline.models.declared.declaration import Declared as Declared
 from syncline.models.declared.declaration import declared as declared
+from syncline.planning.cost.choice import TrainingPlan as TrainingPlan
 from syncline.prediction import Prediction as Prediction
 from syncline.prediction import predict as predict
 from syncline.result import Result as Result
@@ -53,6 +61,7 @@ from syncline.strategies.switching import AnyStrategy as AnyStrategy
 from syncline.strategies.switching import Phase as Phase
 from syncline.strategies.switching import Switching as Switching
 from syncline.strategies.switching import Until as Until
+from syncline.strategies.traffic import Traffic as Traffic
 from syncline.strategies.what import Gradients as Gradients
 from syncline.strategies.what import Models as Models
 from syncline.strategies.what import Updates as Updates

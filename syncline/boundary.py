@@ -38,7 +38,7 @@ _RUN = "_syncline_run"
 _DEPENDENCIES = frozenset(
     ("_pytest", "click", "cloudpickle", "fsspec", "grpc", "httptools", "lightning_utilities", "lmdb", "msgspec",
      "numpy", "onnx", "onnx_ir", "onnxruntime", "onnxscript", "open_inference", "pandas", "PIL", "pluggy", "py4j",
-     "pyarrow", "pyspark", "ray", "rich", "s3fs", "safetensors", "sklearn", "tensorboard", "timm", "torch",
+     "pyarrow", "pyspark", "ray", "rich", "s3fs", "safetensors", "scipy", "sklearn", "tensorboard", "timm", "torch",
      "torchmetrics", "transformers", "typer", "uvloop", "zmq")
 )  # fmt: skip
 _OURS = str(Path(__file__).parent) + os.sep

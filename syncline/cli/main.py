@@ -12,17 +12,19 @@ from typing import Annotated
 import typer
 
 from syncline import __version__, boundary
-from syncline.cli import bench, chaos, cluster, data, train
+from syncline.cli import bench, chaos, cluster, data, graph, train
 from syncline.cli.audit import audit
 from syncline.cli.doctor import doctor
 from syncline.cli.export import export
 from syncline.cli.list import list_names
 from syncline.cli.models import models
 from syncline.cli.output import exit_code_of, flush_output, open_standard_streams, print_error
+from syncline.cli.plan import plan
 from syncline.cli.predict import predict
 from syncline.cli.report import report
 from syncline.cli.serve import serve
 from syncline.cli.show import show
+from syncline.cli.simulate import simulate
 from syncline.cli.strategies import strategies
 from syncline.cli.watch import watch
 from syncline.cli.worker import worker
@@ -51,6 +53,8 @@ app.command("train", rich_help_panel=_TRAIN)(train.train)
 app.command("run", rich_help_panel=_TRAIN, context_settings=_SCRIPT_ARGUMENTS)(train.run)
 app.command("resume", rich_help_panel=_TRAIN)(train.resume)
 app.command("explain", rich_help_panel=_TRAIN)(train.explain)
+app.command("plan", rich_help_panel=_TRAIN)(plan)
+app.command("simulate", rich_help_panel=_TRAIN)(simulate)
 _RUNS = "Runs"
 app.command("report", rich_help_panel=_RUNS)(report)
 app.command("watch", rich_help_panel=_RUNS)(watch)
@@ -59,6 +63,7 @@ app.command("audit", rich_help_panel=_RUNS)(audit)
 app.command("predict", rich_help_panel=_RUNS)(predict)
 app.command("export", rich_help_panel=_RUNS)(export)
 app.command("serve", rich_help_panel=_RUNS)(serve)
+app.add_typer(graph.app, name="graph", rich_help_panel="Graphs")
 _CATALOG = "Models, data and strategies"
 app.command("models", rich_help_panel=_CATALOG)(models)
 app.command("show", rich_help_panel=_CATALOG)(show)

@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal, NamedTuple, TypeAlias
 from syncline.errors import ConfigError
 from syncline.strategies.answers import Answers
 from syncline.strategies.how import Exact, How
+from syncline.strategies.traffic import Traffic
 
 if TYPE_CHECKING:
     from syncline.strategies.exchange import Exchange, Replica
@@ -48,6 +49,9 @@ class RunConditions:
     """Whether the workers of one host can share memory; those of different hosts never can."""
     is_own_loop: bool = False
     clip_norm: float | None = None
+    hosts_of_workers: tuple[str, ...] = ()
+    """By rank; empty if all are on one."""
+    on_worker_failure: str = "shrink-and-replace"
 
 
 class ModelShapes:
@@ -198,6 +202,11 @@ class Method:
         del run
         return "allreduce"
 
+    def on_hosts(self, hosts: int, workers: int) -> Method:
+        """The method as so many workers on so many hosts use it, for counting what they send."""
+        del hosts, workers
+        return self
+
     def bytes_per_step(self, model: ModelShapes, workers: int, optimizer_slots: int = 0) -> float | None:
         """What a worker sends in a step, as a mean over steps and workers; None if only a measurement can show it.
 
@@ -207,6 +216,33 @@ class Method:
         """
         del model, workers, optimizer_slots
         return None
+
+    def traffic(self, model: ModelShapes, workers: int, optimizer_slots: int = 0) -> tuple[Traffic, ...] | None:
+        """Who sends how much to whom and who waits for whom, for predicting how long a step takes.
+
+        None if only a measurement can show it. Derived from the other declarations here: override it if they do not
+        say enough, such as to whom something is sent.
+        """
+        per_step = self.bytes_per_step(model, workers, optimizer_slots)
+        if per_step is None:
+            return None
+        if workers == 1:
+            return ()
+        return (
+            Traffic(
+                pattern="servers" if self.servers else "all-reduce",
+                sent_bytes=per_step * self.steps,
+                received_bytes=float(model.exact_bytes) if self.servers else 0.0,
+                every=self.steps,
+                waits="nobody" if self.is_asynchronous else "all",
+                shards=max(1, self.servers),
+            ),
+        )
+
+    def memory_copies(self, optimizer_slots: int = 0) -> float:
+        """How many copies of all parameters a worker keeps beyond its parameters, gradients and optimizer state."""
+        del optimizer_slots
+        return 0.0
 
     def explain(self, model: ModelShapes, workers: int) -> list[str]:
         """Who sends what to whom, when, and how many bytes that is."""

@@ -49,8 +49,8 @@ def commands() -> dict[tuple[str, ...], list[Any]]:
 
 
 COMMANDS = commands()
-STARTS_FOR_GOOD = [("cluster", "up"), ("worker",), ("bench",), ("doctor",)]
-"""They would serve, measure or wait; their options are checked before by the same code as all others."""
+STARTS_FOR_GOOD = [("cluster", "up"), ("worker",), ("bench",), ("doctor",), ("simulate",)]
+"""They would serve, measure, compute or wait; their options are checked before by the same code as all others."""
 
 
 WORD = st.sampled_from(WORDS) | st.sampled_from(["0", "1", "3", "-1", "0.5", "1e308", str(2**31), str(2**70)])

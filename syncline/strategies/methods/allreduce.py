@@ -21,6 +21,7 @@ from syncline.strategies.exchange import LocalExchange, Replica
 from syncline.strategies.how import BF16, Exact, Int8, OneBit, PowerSGD, TopK
 from syncline.strategies.lazy import overlap
 from syncline.strategies.method import AnswersMethod, Misfit, ModelShapes, Recovery
+from syncline.strategies.traffic import Pattern, Traffic
 from syncline.strategies.what import Gradients
 from syncline.strategies.when import Every
 from syncline.strategies.whom import Everyone
@@ -62,6 +63,16 @@ class AllReduce(AnswersMethod):
     def bytes_per_step(self, model: ModelShapes, workers: int, optimizer_slots: int = 0) -> float:
         del optimizer_slots
         return float(model.encoded_bytes(self.how)) if workers > 1 else 0.0
+
+    def traffic(self, model: ModelShapes, workers: int, optimizer_slots: int = 0) -> tuple[Traffic, ...]:
+        del optimizer_slots
+        if workers == 1:
+            return ()
+        sent = float(model.encoded_bytes(self.how))
+        if isinstance(self.how, PowerSGD):  # two sums, of the two thin matrices
+            return tuple(Traffic(pattern="all-reduce", sent_bytes=sent / 2, encoding=self.how) for _ in range(2))
+        pattern: Pattern = "all-reduce" if self.how == Exact() else "all-gather"
+        return (Traffic(pattern=pattern, sent_bytes=sent, encoding=self.how),)
 
     def explain(self, model: ModelShapes, workers: int) -> list[str]:
         del workers

@@ -19,6 +19,7 @@ from syncline.strategies.lazy import flat, lock, mixing, torch
 from syncline.strategies.method import AnswersMethod, Misfit, ModelShapes, Recovery, RunConditions, size
 from syncline.strategies.methods.allreduce import exact_all_reduce
 from syncline.strategies.methods.gossip import Gossip, SeparateModels, gossip_misfit
+from syncline.strategies.traffic import Traffic
 from syncline.strategies.what import Updates
 from syncline.strategies.when import Async
 from syncline.strategies.whom import Neighbors
@@ -60,6 +61,13 @@ class AsynchronousGossip(AnswersMethod):
         """Every second worker, after each of its steps, sends its model to another and takes that one's."""
         del optimizer_slots
         return 2 * model.exact_bytes * -(-workers // 2) / workers if workers > 1 else 0.0
+
+    def traffic(self, model: ModelShapes, workers: int, optimizer_slots: int = 0) -> tuple[Traffic, ...]:
+        del optimizer_slots
+        if workers == 1:
+            return ()
+        active = -(-workers // 2) / workers
+        return (Traffic(pattern="peers", sent_bytes=2.0 * model.exact_bytes, waits="nobody", senders=active),)
 
     def explain(self, model: ModelShapes, workers: int) -> list[str]:
         del workers

@@ -25,6 +25,7 @@ from syncline.strategies.lazy import flat, outgoing, torch
 from syncline.strategies.method import AnswersMethod, Misfit, ModelShapes, Recovery, size
 from syncline.strategies.methods.synchronous_servers import at_servers, step_of
 from syncline.strategies.server_exchange import Encoder, ServerExchange, embeddings
+from syncline.strategies.traffic import Traffic
 from syncline.strategies.what import Gradients
 from syncline.strategies.when import Async, Every, Layerwise, Stale
 from syncline.strategies.whom import Server
@@ -76,6 +77,28 @@ class AsynchronousServers(AnswersMethod):
     def bytes_per_step(self, model: ModelShapes, workers: int, optimizer_slots: int = 0) -> float:
         del optimizer_slots
         return self._pushed(model, self.how) if workers > 1 else 0.0
+
+    def traffic(self, model: ModelShapes, workers: int, optimizer_slots: int = 0) -> tuple[Traffic, ...]:
+        del optimizer_slots
+        if workers == 1:
+            return ()
+        bound = getattr(self.when, "bound", None)
+        return (
+            Traffic(
+                pattern="servers",
+                sent_bytes=self._pushed(model, self.how),
+                received_bytes=self._pulled(model),
+                waits="nobody" if bound is None else "bound",
+                bound=bound or 0,
+                shards=self.whom.shards,
+                encoding=self.how,
+                is_hidden=True,
+            ),
+        )
+
+    def memory_copies(self, optimizer_slots: int = 0) -> float:
+        """The buffers that are pushed, pulled and prefetched; the servers hold the optimizer's state."""
+        return 3.0 - optimizer_slots
 
     def explain(self, model: ModelShapes, workers: int) -> list[str]:
         del workers

@@ -20,6 +20,7 @@ from syncline.strategies.lazy import flat, torch
 from syncline.strategies.method import AnswersMethod, Misfit, ModelShapes, Recovery, every
 from syncline.strategies.methods.synchronous_servers import at_servers
 from syncline.strategies.server_exchange import ServerExchange
+from syncline.strategies.traffic import Traffic
 from syncline.strategies.what import Updates
 from syncline.strategies.when import Every
 from syncline.strategies.whom import Server
@@ -83,6 +84,22 @@ class ElasticAveraging(AnswersMethod):
     def bytes_per_step(self, model: ModelShapes, workers: int, optimizer_slots: int = 0) -> float:
         del optimizer_slots
         return model.exact_bytes / self.steps if workers > 1 else 0.0
+
+    def traffic(self, model: ModelShapes, workers: int, optimizer_slots: int = 0) -> tuple[Traffic, ...]:
+        del optimizer_slots
+        if workers == 1:
+            return ()
+        sent, shards = float(model.exact_bytes), self.whom.shards
+        return (
+            Traffic(
+                pattern="servers", sent_bytes=sent, received_bytes=sent, every=self.steps, waits="nobody", shards=shards
+            ),
+        )
+
+    def memory_copies(self, optimizer_slots: int = 0) -> float:
+        """The buffer that meets the center."""
+        del optimizer_slots
+        return 1.0
 
     def explain(self, model: ModelShapes, workers: int) -> list[str]:
         del workers

@@ -25,12 +25,15 @@ from syncline.strategies.how import Exact
 from syncline.strategies.lazy import flat, mixing, torch
 from syncline.strategies.method import AnswersMethod, Method, Misfit, ModelShapes, Recovery, every, size
 from syncline.strategies.methods.allreduce import exact_all_reduce
+from syncline.strategies.traffic import Traffic
 from syncline.strategies.what import Updates
 from syncline.strategies.when import Every
 from syncline.strategies.whom import Neighbors
 
 if TYPE_CHECKING:
     from syncline.comms.collective import Collective
+
+_MOST_COUNTED = 512
 
 
 @dataclass(frozen=True)
@@ -67,6 +70,19 @@ class Gossip(AnswersMethod):
         del optimizer_slots
         return model.exact_bytes * self._receivers(workers) / self.steps if workers > 1 else 0.0
 
+    def traffic(self, model: ModelShapes, workers: int, optimizer_slots: int = 0) -> tuple[Traffic, ...]:
+        del optimizer_slots
+        if workers == 1:
+            return ()
+        count = self._receivers(workers)
+        sent = model.exact_bytes * count
+        return (Traffic(pattern="peers", sent_bytes=sent, every=self.steps, waits="peers", receivers=count),)
+
+    def memory_copies(self, optimizer_slots: int = 0) -> float:
+        """The buffer that is mixed, and a neighbor's model."""
+        del optimizer_slots
+        return 2.0
+
     def explain(self, model: ModelShapes, workers: int) -> list[str]:
         count = self._receivers(workers)
         others = "1 other" if count == 1 else f"{count:.3g} others"
@@ -82,6 +98,9 @@ class Gossip(AnswersMethod):
 
     def _receivers(self, workers: int) -> float:
         """To how many others a worker sends its model in one round, as a mean."""
+        if workers > _MOST_COUNTED:  # only simulated runs have more; a count either stays, or grows with the workers
+            half, most = (self._receivers(count) for count in (_MOST_COUNTED // 2, _MOST_COUNTED))
+            return most if half == most else most * workers / _MOST_COUNTED
         weights = mixing.TOPOLOGIES[self.whom.topology](range(workers))
         return sum(len(mixing.receivers(weights, rank)) for rank in range(workers)) / workers
 

@@ -23,6 +23,7 @@ from syncline.strategies.exchange import REQUESTS, Exchange, LocalExchange, Repl
 from syncline.strategies.method import Method, ModelShapes, RunConditions
 from syncline.strategies.methods.allreduce import exact_all_reduce
 from syncline.strategies.methods.local_sgd import state_in_common
+from syncline.strategies.traffic import Traffic
 
 if TYPE_CHECKING:
     pass
@@ -72,6 +73,9 @@ class Hierarchical(Method):
             f"A hierarchy {problem}. {fix}", code="groups-do-not-fit", workers=workers, group=group, fix=fix
         )
 
+    def on_hosts(self, hosts: int, workers: int) -> Hierarchical:
+        return dataclasses.replace(self, group=max(1, workers // hosts)) if hosts > 1 else self
+
     def bytes_per_step(self, model: ModelShapes, workers: int, optimizer_slots: int = 0) -> float | None:
         """A group's leader sends for it, and broadcasts the result inside, unless that is in shared memory."""
         group = min(self.group, workers)
@@ -81,6 +85,34 @@ class Hierarchical(Method):
             return 0.0 if workers == 1 else None
         broadcast = 0 if self.inside.needs_shared_memory else model.exact_bytes
         return inside + (across + broadcast / self.across.steps) / group
+
+    def traffic(self, model: ModelShapes, workers: int, optimizer_slots: int = 0) -> tuple[Traffic, ...] | None:
+        """That of both levels; only a group's leader exchanges across, and the group waits for it."""
+        group = min(self.group, workers)
+        groups = max(1, workers // group)
+        inside = self.inside.traffic(model, group, optimizer_slots)
+        across = self.across.traffic(model, groups, optimizer_slots)
+        if inside is None or across is None or workers == 1:
+            return () if workers == 1 else None
+        inner = [dataclasses.replace(each, members=each.members or group, place="inside-host") for each in inside]
+        outer = [dataclasses.replace(each, members=each.members or groups, place="across-hosts") for each in across]
+        found = [*inner, *(dataclasses.replace(each, senders=each.senders / group) for each in outer)]
+        if not self.inside.needs_shared_memory:
+            sent, every = float(model.exact_bytes), self.across.steps
+            found.append(
+                Traffic(
+                    pattern="broadcast",
+                    sent_bytes=sent,
+                    every=every,
+                    members=group,
+                    place="inside-host",
+                    senders=1 / group,
+                )
+            )
+        return tuple(found)
+
+    def memory_copies(self, optimizer_slots: int = 0) -> float:
+        return self.inside.memory_copies(optimizer_slots) + self.across.memory_copies(optimizer_slots)
 
     def explain(self, model: ModelShapes, workers: int) -> list[str]:
         inside = self.inside.explain(model, self.group)

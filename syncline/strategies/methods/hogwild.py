@@ -23,6 +23,7 @@ from syncline.strategies.how import Exact
 from syncline.strategies.lazy import flat, torch
 from syncline.strategies.method import AnswersMethod, Misfit, ModelShapes, Recovery, RunConditions
 from syncline.strategies.methods.allreduce import exact_all_reduce
+from syncline.strategies.traffic import Traffic
 from syncline.strategies.what import Gradients
 from syncline.strategies.when import Async
 from syncline.strategies.whom import Memory
@@ -69,6 +70,10 @@ class Hogwild(AnswersMethod):
     def bytes_per_step(self, model: ModelShapes, workers: int, optimizer_slots: int = 0) -> float:
         del model, workers, optimizer_slots
         return 0.0
+
+    def traffic(self, model: ModelShapes, workers: int, optimizer_slots: int = 0) -> tuple[Traffic, ...]:
+        del model, workers, optimizer_slots
+        return ()
 
     def explain(self, model: ModelShapes, workers: int) -> list[str]:
         del model, workers

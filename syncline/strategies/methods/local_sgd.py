@@ -23,6 +23,7 @@ from syncline.strategies.exchange import LocalExchange, Replica
 from syncline.strategies.how import Exact, Int8, WithCodec
 from syncline.strategies.lazy import flat, serialize, torch
 from syncline.strategies.method import AnswersMethod, Misfit, ModelShapes, Recovery, every
+from syncline.strategies.traffic import Pattern, Traffic
 from syncline.strategies.what import Updates
 from syncline.strategies.when import Every
 from syncline.strategies.whom import Everyone
@@ -84,6 +85,22 @@ class LocalSGD(AnswersMethod):
             return 0.0
         state = model.exact_bytes * optimizer_slots if self.what.optimizer_state else 0
         return (model.encoded_bytes(self.how) + state) / self.steps
+
+    def traffic(self, model: ModelShapes, workers: int, optimizer_slots: int = 0) -> tuple[Traffic, ...]:
+        if workers == 1:
+            return ()
+        pattern: Pattern = "all-reduce" if self.how == Exact() else "all-gather"
+        sent = float(model.encoded_bytes(self.how))
+        state = float(model.exact_bytes * optimizer_slots) if self.what.optimizer_state else 0.0
+        updates = Traffic(pattern=pattern, sent_bytes=sent, every=self.steps, encoding=self.how)
+        if not state:
+            return (updates,)
+        return updates, Traffic(pattern="all-reduce", sent_bytes=state, every=self.steps)
+
+    def memory_copies(self, optimizer_slots: int = 0) -> float:
+        """What was last agreed on, the exchanged buffer, and the outer optimizer's momentum."""
+        del optimizer_slots
+        return 2.0 if type(self.what.outer) is average else 3.0
 
     def explain(self, model: ModelShapes, workers: int) -> list[str]:
         del workers

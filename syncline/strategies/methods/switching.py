@@ -16,6 +16,7 @@ from syncline.errors import ConfigError
 from syncline.strategies.exchange import Exchange, Replica
 from syncline.strategies.method import Method, ModelShapes, RunConditions
 from syncline.strategies.methods.local_sgd import adopt_optimizer
+from syncline.strategies.traffic import Traffic
 
 
 @dataclass(frozen=True)
@@ -75,6 +76,13 @@ class SwitchingMethod(Method):
 
     def bytes_per_step(self, model: ModelShapes, workers: int, optimizer_slots: int = 0) -> float | None:
         return self.methods[-1].bytes_per_step(model, workers, optimizer_slots)
+
+    def traffic(self, model: ModelShapes, workers: int, optimizer_slots: int = 0) -> tuple[Traffic, ...] | None:
+        """That of the last phase, in which most steps are."""
+        return self.methods[-1].traffic(model, workers, optimizer_slots)
+
+    def memory_copies(self, optimizer_slots: int = 0) -> float:
+        return max(method.memory_copies(optimizer_slots) for method in self.methods)
 
     def explain(self, model: ModelShapes, workers: int) -> list[str]:
         lines = []

@@ -19,6 +19,7 @@ from syncline.strategies.how import WithCodec
 from syncline.strategies.lazy import outgoing
 from syncline.strategies.method import AnswersMethod, Misfit, ModelShapes, Recovery, RunConditions, size
 from syncline.strategies.server_exchange import Encoder, ServerExchange
+from syncline.strategies.traffic import Traffic
 from syncline.strategies.what import Gradients
 from syncline.strategies.when import Every, Stale
 from syncline.strategies.whom import Server
@@ -76,6 +77,19 @@ class SynchronousServers(AnswersMethod):
     def bytes_per_step(self, model: ModelShapes, workers: int, optimizer_slots: int = 0) -> float:
         del optimizer_slots
         return float(model.encoded_bytes(self.how)) if workers > 1 else 0.0
+
+    def traffic(self, model: ModelShapes, workers: int, optimizer_slots: int = 0) -> tuple[Traffic, ...]:
+        del optimizer_slots
+        if workers == 1:
+            return ()
+        sent = float(model.encoded_bytes(self.how))
+        pulled = float(model.exact_bytes)
+        shards, how = self.whom.shards, self.how
+        return (Traffic(pattern="servers", sent_bytes=sent, received_bytes=pulled, shards=shards, encoding=how),)
+
+    def memory_copies(self, optimizer_slots: int = 0) -> float:
+        """The buffers that are pushed and pulled; the servers hold the optimizer's state."""
+        return 2.0 - optimizer_slots
 
     def explain(self, model: ModelShapes, workers: int) -> list[str]:
         del workers

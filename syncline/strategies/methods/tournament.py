@@ -25,6 +25,7 @@ from syncline.strategies.exchange import LocalExchange, Replica
 from syncline.strategies.how import Exact
 from syncline.strategies.lazy import brackets, torch
 from syncline.strategies.method import AnswersMethod, ModelShapes, Recovery, RunConditions, every, size
+from syncline.strategies.traffic import Traffic
 from syncline.strategies.what import Models
 from syncline.strategies.when import Every
 from syncline.strategies.whom import Rivals
@@ -82,6 +83,13 @@ class Tournament(AnswersMethod):
     def bytes_per_step(self, model: ModelShapes, workers: int, optimizer_slots: int = 0) -> float:
         paired = (workers - workers % 2) / workers  # with an odd number of workers, one has no rival
         return model.exact_bytes * (1 + optimizer_slots) * paired / self.steps
+
+    def traffic(self, model: ModelShapes, workers: int, optimizer_slots: int = 0) -> tuple[Traffic, ...]:
+        paired = (workers - workers % 2) / workers
+        sent = float(model.exact_bytes * (1 + optimizer_slots))
+        return (
+            Traffic(pattern="peers", sent_bytes=sent, every=self.steps, waits="peers", senders=paired, scored_models=2),
+        )
 
     def explain(self, model: ModelShapes, workers: int) -> list[str]:
         better = "lower loss" if self.what.score == "loss" else "higher accuracy"

@@ -1,0 +1,70 @@
+"""`syncline plan`: strategies compared before any of them is run. Not here: the work (`advisor.py`)."""
+
+from __future__ import annotations
+
+import json as json_format
+import sys
+from typing import Annotated, Any
+
+import typer
+
+from syncline.boundary import check_surroundings
+from syncline.cli.task_options import TaskArgument, with_task_options
+
+
+@with_task_options("data", "data_dir", "optimizer", "loss", "augment")
+def plan(
+    task: TaskArgument,
+    workers: Annotated[
+        int | None, typer.Option("--workers", "-w", help="Number of workers, on all hosts together. Default: 2.")
+    ] = None,
+    hosts: Annotated[int, typer.Option(help="Number of hosts, each like this machine.")] = 1,
+    network: Annotated[
+        str | None,
+        typer.Option(help="Link of each host: rate, latency or both, such as 100mbit,1ms. Default: 1gbit,100us."),
+    ] = None,
+    batch: Annotated[int | None, typer.Option("--batch", "-b", help="Global batch size.")] = None,
+    threads: Annotated[int | None, typer.Option(help="CPU threads per worker. Default: cores / workers.")] = None,
+    strategy: Annotated[
+        list[str] | None,
+        typer.Option("--strategy", "-s", help="Plan this strategy only; may be repeated, and may be your own."),
+    ] = None,
+    why: Annotated[str | None, typer.Option(help="Explain the prediction of this strategy, term by term.")] = None,
+    seconds: Annotated[
+        float, typer.Option(help="How long to measure a step of the model; less than 1 measures once.")
+    ] = 3.0,
+    json: Annotated[bool, typer.Option("--json", help="Print the plan as JSON, with all terms and ranges.")] = False,
+    *,
+    parts: dict[str, Any],
+) -> None:
+    """Predict which strategy trains a model fastest here, and why.
+
+    Measures steps of the model on this machine in short runs, adds what each
+    strategy exchanges, and prints all of them, best first. Strategies that
+    compute what one process would come before those that train differently.
+
+    syncline plan lenet --data mnist --workers 4
+    syncline plan lenet --data mnist --workers 4 --hosts 4 --network 100mbit,1ms
+    syncline plan lenet --data mnist --workers 4 --why sparknet
+    """
+    from syncline.advisor import Question, answer
+    from syncline.cli.tasks import find_task
+
+    check_surroundings()
+    given = {"workers": workers, "batch": batch, "threads": threads}
+    found = find_task(task, parts, {name: value for name, value in given.items() if value is not None})
+
+    located = found.task.with_defaults().located(found.data_dir, None)
+    question = Question(
+        task=located, config=found.config, hosts=hosts, network=network, seconds=seconds
+    )  # fmt: skip
+    names = [*strategy, *([why] if why and why not in strategy else [])] if strategy else None
+    made = answer(question, names, _progress)
+    if json:
+        typer.echo(json_format.dumps(made.to_dict(), indent=1))
+    else:
+        typer.echo(made.why(why) if why else made.table())
+
+
+def _progress(text: str) -> None:
+    print(text, file=sys.stderr, flush=True)  # noqa: T201

@@ -1,0 +1,152 @@
+"""Which strategies a run could use, predicted and put in order. Pure.
+
+Here: `candidates` and `TrainingPlan`, with its table. Not here: what a prediction is made of (`step.py`), and measuring
+the profile that it is made from (`syncline/advisor.py`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from syncline.errors import ConfigError, UnknownName, plural
+from syncline.planning.cost.network import Network
+from syncline.planning.cost.ranges import Range
+from syncline.planning.cost.step import Prediction, Workload, predict
+from syncline.planning.cost.why import in_full, in_one_line
+from syncline.strategies.method import RunConditions, size
+from syncline.strategies.presets import PRESETS
+from syncline.strategies.reading import read_strategy
+
+__all__ = ["TrainingPlan"]
+
+_UNDECLARED = "it declares neither bytes_per_step nor traffic, so only a run can show its speed"
+
+_HEAD: tuple[str, ...] = ("", "strategy", "layout", "step", "samples/s", "bytes/step", "memory", "why")
+
+
+@dataclass(frozen=True, kw_only=True)
+class TrainingPlan:
+    """Predictions for all strategies that a run could use, best first, and why the others cannot be used.
+
+    Strategies whose result is that of one process come first: between them speed decides. The others train differently,
+    so they may need more or fewer samples for the same accuracy; they are in order of speed alone.
+    """
+
+    model: str
+    data: str
+    predictions: tuple[Prediction, ...]
+    refused: dict[str, str]
+    notes: tuple[str, ...] = ()
+
+    @property
+    def best(self) -> Prediction:
+        """The fastest strategy whose result is that of one process."""
+        return self.predictions[0]
+
+    @property
+    def fastest(self) -> Prediction:
+        """The fastest of all, by samples per second."""
+        return max(self.predictions, key=lambda each: each.samples_per_s.mid)
+
+    def why(self, strategy: str) -> str:
+        """Why this strategy is predicted as it is, term by term, or why it cannot be used."""
+        for each in self.predictions:
+            if each.strategy == strategy:
+                baseline = self._baseline
+                return f"{in_full(each)}\n  {in_one_line(each, baseline)}"
+        if strategy in self.refused:
+            return f"{strategy} cannot be used: {self.refused[strategy]}"
+        raise UnknownName.among("strategy in this plan", strategy, [*(p.strategy for p in self.predictions)])
+
+    def table(self) -> str:
+        """All predictions as text; `>` marks the best."""
+        rows = [_HEAD]
+        rows += [self._row(each) for each in self.predictions if each.is_exact]
+        others = [self._row(each) for each in self.predictions if not each.is_exact]
+        widths = [max(len(row[column]) for row in [*rows, *others]) for column in range(len(rows[0]) - 1)]
+        lines = [_line(row, widths) for row in rows]
+        if others:
+            lines += ["", "These train differently: compare their accuracy, too. In order of speed alone."]
+            lines += [_line(row, widths) for row in others]
+        lines += ["", *(f"{name}: not possible. {why}" for name, why in self.refused.items())] if self.refused else []
+        return "\n".join([*lines, *self.notes])
+
+    def to_dict(self) -> dict[str, Any]:
+        return {
+            "model": self.model,
+            "data": self.data,
+            "best": self.best.strategy,
+            "fastest": self.fastest.strategy,
+            "predictions": [{**p.to_dict(), "why": in_one_line(p, self._baseline)} for p in self.predictions],
+            "refused": self.refused,
+            "notes": list(self.notes),
+        }
+
+    @property
+    def _baseline(self) -> Prediction | None:
+        """What others are compared with."""
+        return next((each for each in self.predictions if each.strategy == "allreduce"), None)
+
+    def _row(self, each: Prediction) -> tuple[str, ...]:
+        mark = ">" if each == self.best else ""
+        return (
+            mark, each.strategy, each.layout, _time(each.step_s), f"{each.samples_per_s.mid:,.0f}",
+            size(each.bytes_per_step), _megabytes(each.memory_bytes), in_one_line(each, self._baseline),
+        )  # fmt: skip
+
+
+def make_training_plan(
+    workload: Workload,
+    network: Network,
+    *,
+    model: str,
+    data: str,
+    strategies: Iterable[str],
+    conditions: RunConditions,
+    notes: Sequence[str] = (),
+) -> TrainingPlan:
+    """Predict each strategy, and put them in order."""
+    found: list[Prediction] = []
+    refused: dict[str, str] = {}
+    for name in strategies:
+        method = read_strategy(name).method
+        try:
+            method.check_run(conditions)
+        except ConfigError as error:
+            refused[name] = str(error)
+            continue
+        prediction = predict(workload, name, method, network)
+        if prediction is None:
+            refused[name] = _UNDECLARED
+        else:
+            found.append(prediction)
+    if not found:
+        raise ConfigError(
+            f"None of {plural(len(refused), 'strategy', 'strategies')} can be used: "
+            + " ".join(f"{name}: {why}" for name, why in refused.items()),
+            code="nothing-to-plan", refused=refused,
+        )  # fmt: skip
+    found.sort(key=lambda each: (not each.is_exact, each.step_s.mid))
+    return TrainingPlan(model=model, data=data, predictions=tuple(found), refused=refused, notes=tuple(notes))
+
+
+def all_strategies() -> list[str]:
+    """The named ones, as they are written."""
+    return [preset.name for preset in PRESETS.values()]
+
+
+def _line(row: Sequence[str], widths: Sequence[int]) -> str:
+    cells = [f"{cell:<{width}}" for cell, width in zip(row[:3], widths[:3], strict=True)]
+    cells += [f"{cell:>{width}}" for cell, width in zip(row[3:-1], widths[3:], strict=True)]
+    return "  ".join([*cells, row[-1]]).rstrip()
+
+
+def _time(seconds: Range) -> str:
+    ms = 1e3 * seconds.mid
+    return f"{ms:,.0f} ms" if ms >= 100 else f"{ms:.3g} ms"
+
+
+def _megabytes(memory: Range) -> str:
+    return f"{memory.mid / 1e6:,.0f} MB" if memory.mid else "?"

@@ -1,0 +1,1 @@
+"""Runs simulated instead of run: any strategy, thousands of workers, stragglers and failures."""

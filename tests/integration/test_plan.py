@@ -1,0 +1,52 @@
+"""`syncline plan` and `syncline.plan` measure a model for real, and leave nothing behind."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+from real_runs import syncline as command
+
+import syncline
+from syncline.errors import ConfigError
+
+pytestmark = pytest.mark.slow
+
+
+def test_a_plan_measures_the_model_and_leaves_no_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.chdir(tmp_path)
+    said: list[str] = []
+    plan = syncline.plan(
+        model="mlp", data="digits", workers=2, strategies=["allreduce", "sparknet(5)"], seconds=0.5, say=said.append
+    )
+    assert plan.best.strategy == "allreduce"
+    assert {each.strategy for each in plan.predictions} == {"allreduce", "sparknet(5)"}
+    assert plan.best.samples_per_s.mid > 0
+    assert plan.best.bytes_per_step % 4 == 0
+    assert plan.best.bytes_per_step > 10_000
+    assert plan.best.memory_bytes.mid > 50e6
+    assert {term.name for term in plan.best.terms} >= {"forward", "backward", "update", "exchange"}
+    assert any("Measuring" in line for line in said)
+    assert not any(tmp_path.iterdir())
+
+
+def test_the_command_prints_a_simulation_as_json(tmp_path: Path):
+    done = command("simulate", "mlp", "--data", "digits", "--workers", "2,500", "--step", "40ms", "--steps", "50",
+                   "--strategy", "allreduce; ssp(bound=2)", "--stragglers", "lognormal(0.3)", "--json",
+                   cwd=tmp_path)  # fmt: skip
+    assert done.code == 0, done.err
+    found = json.loads(done.out)["results"]
+    assert [(each["strategy"], each["workers"]) for each in found] == [
+        ("allreduce", 2), ("allreduce", 500), ("ssp(bound=2)", 2), ("ssp(bound=2)", 500),
+    ]  # fmt: skip
+    assert max(map(int, found[3]["staleness"])) <= 2
+
+
+def test_what_cannot_be_planned_is_refused_before_anything_runs():
+    with pytest.raises(ConfigError) as raised:
+        syncline.plan(model="mlp", data="digits", workers=3, hosts=2)
+    assert raised.value.code == "hosts"
+    with pytest.raises(ConfigError) as raised:
+        syncline.plan(model="mlp", data="digits", layout="sharded")
+    assert raised.value.code == "plan-layout"
