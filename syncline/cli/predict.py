@@ -63,20 +63,22 @@ def predict(
     syncline predict RUN --data rows.parquet --out scores
     """
     names = _names(output)
-    if data is not None or out is not None:
-        if images or data is None or out is None:
-            raise ConfigError(
-                "Scoring files needs --data and --out, and no images: syncline predict RUN --data rows.parquet "
-                "--out scores",
-                code="predict-what",
-            )
+    if images and data is None and out is None:
+        _classify_images(what, images, names, json=json)
+    elif images or data is None or out is None:
+        raise _refusal(wants_files=data is not None or out is not None)
+    else:
         _score_files(what, data, out, names, _names(features), engine, workers, runtime, json=json)
-        return
-    if not images:
-        raise ConfigError(
-            "There is nothing to predict. Pass images, or files of rows with --data and --out.", code="predict-what"
+
+
+def _refusal(*, wants_files: bool) -> ConfigError:
+    if wants_files:
+        text = (
+            "Scoring files needs --data and --out, and no images: syncline predict RUN --data rows.parquet --out scores"
         )
-    _classify_images(what, images, names, json=json)
+    else:
+        text = "There is nothing to predict. Pass images, or files of rows with --data and --out."
+    return ConfigError(text, code="predict-what")
 
 
 def _classify_images(what: str, images: list[Path], outputs: list[str], *, json: bool) -> None:

@@ -41,8 +41,8 @@ def serve(
     """Serve trained models over HTTP and gRPC, with the Open Inference Protocol (V2).
 
     A run is exported to ONNX first. The server listens on this machine only, and
-    needs its token, unless told otherwise. Ctrl-C ends it after the requests in
-    flight. Needs: pip install 'syncline[serve]'
+    needs its token, unless options say otherwise. Ctrl-C ends it after the
+    requests in flight. Needs: pip install 'syncline[serve]'
 
     syncline serve runs/lenet-mnist-20260101-120000
     syncline serve model.onnx --port 8000 --no-token

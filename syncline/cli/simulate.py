@@ -5,13 +5,16 @@ from __future__ import annotations
 import json as json_format
 import re
 import sys
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from syncline.boundary import check_surroundings
 from syncline.cli.task_options import TaskArgument, with_task_options
 from syncline.errors import ConfigError
+
+if TYPE_CHECKING:
+    from syncline.planning.simulation.scenario import Failures
 
 _MOST_WORKERS = 100_000
 _POINTS = 6
@@ -66,47 +69,42 @@ def simulate(
     from syncline.advisor import Question, measure_task
     from syncline.cli.tasks import find_task
     from syncline.planning.cost.choice import all_strategies
-    from syncline.planning.simulation.scenario import (
-        Failures,
-        Scenario,
-        mean_time_between_failures,
-        seconds_of,
-        straggling_of,
-    )
+    from syncline.planning.simulation.scenario import Scenario, seconds_of, straggling_of
     from syncline.planning.simulation.study import study, table
 
     check_surroundings()
-    if recovery not in ("in-place", "restart"):
-        raise ConfigError.for_setting("recovery", recovery, "'in-place' or 'restart'", allowed=["in-place", "restart"])
-    for name, value, most in (("steps", steps, 10**6), ("share", share, 10**6), ("per_host", per_host, 1024)):
-        if not 1 <= value <= most:
-            raise ConfigError.for_setting(name, value, f"1 to {most:,}")
-    scenario = Scenario(
-        workers=1,
-        steps=steps,
-        compute_s=seconds_of(step) if step else 0.0,
-        straggling=straggling_of(stragglers),
-        failures=Failures(
-            mean_s=mean_time_between_failures(failures),
-            in_place=recovery == "in-place",
-            repair_s=seconds_of(repair),
-            checkpoint_s=seconds_of(checkpoint),
-            interval_s=seconds_of(interval) if interval else None,
-        ),
-        share=share,
-        seed=seed,
-    )
+    _check_numbers(steps=(steps, 10**6), share=(share, 10**6), per_host=(per_host, 1024))
+    compute_s = seconds_of(step) if step else 0.0
+    failing = _failures(failures, recovery, repair, checkpoint, interval)
+    scenario = Scenario(1, steps, compute_s, straggling_of(stragglers), failing, share=share, seed=seed)
     counts = _numbers_of_workers(workers)
     names = all_strategies() if strategy == "all" else [name.strip() for name in strategy.split(";")]
-    found = find_task(task, parts, {"workers": min(per_host, 1024), "batch": share * min(per_host, 1024)})
+    found = find_task(task, parts, {"workers": per_host, "batch": share * per_host})
     located = found.task.with_defaults().located(found.data_dir, None)
     question = Question(task=located, config=found.config, hosts=1, network=network)
-    measured = measure_task(question, names, _progress, compute_s=scenario.compute_s or None)
+    measured = measure_task(question, names, _progress, compute_s=compute_s or None)
     results = study(scenario, counts, names, measured, per_host=per_host)
-    if json:
-        typer.echo(json_format.dumps(results.to_dict(), indent=1))
-    else:
-        typer.echo(table(results))
+    typer.echo(json_format.dumps(results.to_dict(), indent=1) if json else table(results))
+
+
+def _check_numbers(**given: tuple[int, int]) -> None:
+    for name, (value, most) in given.items():
+        if not 1 <= value <= most:
+            raise ConfigError.for_setting(name, value, f"1 to {most:,}")
+
+
+def _failures(failures: str, recovery: str, repair: str, checkpoint: str, interval: str | None) -> Failures:
+    from syncline.planning.simulation.scenario import Failures, mean_time_between_failures, seconds_of
+
+    if recovery not in ("in-place", "restart"):
+        raise ConfigError.for_setting("recovery", recovery, "'in-place' or 'restart'", allowed=["in-place", "restart"])
+    return Failures(
+        mean_s=mean_time_between_failures(failures),
+        in_place=recovery == "in-place",
+        repair_s=seconds_of(repair),
+        checkpoint_s=seconds_of(checkpoint),
+        interval_s=seconds_of(interval) if interval else None,
+    )
 
 
 def _numbers_of_workers(text: str) -> list[int]:

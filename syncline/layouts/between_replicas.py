@@ -98,7 +98,7 @@ class ReplicaExchange(SharedModelExchange):
     def _hold(self) -> None:
         size = self._inside.size
         self._weights = self._allocate(size, torch.float64)
-        # What the leader says: two slots, so that it can go on while the others read.
+        # What the leader says: two slots, so that it can continue while the others read.
         self._board_of_leader = self._allocate(2 * (2 + self._piggybacked.numel()), torch.float64).view(2, -1)
         self._said = 0
         super()._hold()

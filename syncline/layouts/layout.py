@@ -101,7 +101,7 @@ class Layout:
         if self.is_replicated:
             return
         if run.is_own_loop and not self.divides_updates:
-            raise self._refusal("a script calls the whole model itself", "own-loop", "--layout sharded")
+            raise _refusal(self, "a script calls the whole model itself", "own-loop", "--layout sharded")
         self._check_strategy(strategy, method, run)
         self._check_workers(run.workers)
         self._check_hosts(method, run)
@@ -112,15 +112,15 @@ class Layout:
         replicas = [set(hosts[first : first + size]) for first in range(0, len(hosts), size)]
         if run.workers > 1 and (not run.shares_memory or any(len(on) > 1 for on in replicas)):
             why = "the workers of a replica must be on one host, on CPUs, and share memory"
-            raise self._refusal(why, "no-shared-memory")
+            raise _refusal(self, why, "no-shared-memory")
         if run.hosts <= 1:
             return
         if method.sums_exact_gradients:
             why = f"its replicas are on {run.hosts} hosts, and gradients are summed in memory that all replicas share"
-            raise self._refusal(why, "hosts", "--strategy sparknet between replicas")
+            raise _refusal(self, why, "hosts", "--strategy sparknet between replicas")
         if run.on_worker_failure != "replace-only":
             why = "after a failure, workers of different hosts would form a replica until a replacement has come"
-            raise self._refusal(why, "hosts", "--on-worker-failure replace-only")
+            raise _refusal(self, why, "hosts", "--on-worker-failure replace-only")
 
     def _check_workers(self, workers: int) -> None:
         least = self.least_workers
@@ -128,7 +128,8 @@ class Layout:
             return
         below, above = workers // least * least, (workers // least + 1) * least
         fitting = " or ".join(str(n) for n in (below, above) if n)
-        raise self._refusal(
+        raise _refusal(
+            self,
             f"a replica takes {least} workers, and --workers {workers} is not a multiple of that",
             "workers",
             f"--workers {fitting}",
@@ -139,19 +140,10 @@ class Layout:
             return
         if not method.fits_between_replicas:
             why = f"{strategy} does not work between replicas that are spread over several workers"
-            raise self._refusal(why, "strategy", "--strategy allreduce, or --strategy sparknet between replicas")
+            raise _refusal(self, why, "strategy", "--strategy allreduce, or --strategy sparknet between replicas")
         if self.grid(run.workers).replicas == 1:
             why = f"all workers hold one model together, and {strategy} works between several"
-            raise self._refusal(why, "one-replica", f"--strategy allreduce, --workers {2 * run.workers}")
-
-    def _refusal(self, why: str, reason: str, instead: str = "") -> ConfigError:
-        return ConfigError(
-            f"--layout {self} is not possible: {why}. Use {f'{instead}, or ' if instead else ''}--layout replicated.",
-            code="layout",
-            layout=str(self),
-            reason=reason,
-            nearest=REPLICATED,
-        )
+            raise _refusal(self, why, "one-replica", f"--strategy allreduce, --workers {2 * run.workers}")
 
     def explain(self, workers: int, parameter_bytes: int, method: Method) -> list[str]:
         """What `syncline explain` says about it."""
@@ -209,6 +201,16 @@ class Layout:
             return 0
         kinds = _shared_model().SharedModelExchange, _own_loop_shards().OwnLoopShards
         return exchange.bytes_of_others() if isinstance(exchange, kinds) else 0
+
+
+def _refusal(layout: Layout, why: str, reason: str, instead: str = "") -> ConfigError:
+    return ConfigError(
+        f"--layout {layout} is not possible: {why}. Use {f'{instead}, or ' if instead else ''}--layout replicated.",
+        code="layout",
+        layout=str(layout),
+        reason=reason,
+        nearest=REPLICATED,
+    )
 
 
 def _shared_model() -> Any:

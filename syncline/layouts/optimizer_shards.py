@@ -16,7 +16,7 @@ from __future__ import annotations
 
 import copy
 from collections import defaultdict
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Container, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any, NamedTuple
 
@@ -185,7 +185,7 @@ class OptimizerShards:
         for number in range(len(self._groups)):
             found = [of_parameters[n] for n, group in self._group_of.items() if group == number and of_parameters[n]]
             self._scalars[number] = {k: v for k, v in found[0].items() if k not in by_number} if found else {}
-            self._check_scalars(number, found, by_number)
+            _check_trained_together(self._scalars[number], found, by_number)
         if known:
             self._make_tables({name: value.dtype for name, value in by_number.items()})
         if self._rank == 0:
@@ -194,17 +194,6 @@ class OptimizerShards:
                     if name in own:
                         view.copy_(own[name])
         self._split()
-
-    def _check_scalars(self, group: int, states: list[dict[str, Any]], by_number: dict[str, Any]) -> None:
-        """Parameters of a group that were not always trained together have counted different steps."""
-        for state in states:
-            others = {name: value for name, value in state.items() if name not in by_number}
-            if any(bool(others.get(name) != value) for name, value in self._scalars[group].items()):
-                raise ConfigError(
-                    "This layout needs parameters that have all been trained from the beginning; some of this "
-                    "model were frozen for a time. Use --layout replicated.",
-                    code="layout", layout="sharded", reason="frozen", nearest="replicated",
-                )  # fmt: skip
 
     def _make_tables(self, dtypes: dict[str, torch.dtype]) -> None:
         self._tables = {name: self._allocate(self._flat.numel(), dtype) for name, dtype in dtypes.items()}
@@ -298,6 +287,18 @@ class OptimizerShards:
             return
         _hold(optimizer, parts)
         step_with(optimizer)
+
+
+def _check_trained_together(scalars: dict[str, Any], states: list[dict[str, Any]], by_number: Container[str]) -> None:
+    """Parameters of a group that were not always trained together have counted different steps."""
+    for state in states:
+        others = {name: value for name, value in state.items() if name not in by_number}
+        if any(bool(others.get(name) != value) for name, value in scalars.items()):
+            raise ConfigError(
+                "This layout needs parameters that have all been trained from the beginning; some of this model were "
+                "frozen for a time. Use --layout replicated.",
+                code="layout", layout="sharded", reason="frozen", nearest="replicated",
+            )  # fmt: skip
 
 
 def _hold(optimizer: torch.optim.Optimizer, parts: Sequence[_Part]) -> None:

@@ -266,7 +266,23 @@ class WholeUpdate:
         del survivors
 
 
-class LocalExchange(WholeUpdate, HierarchyLevel):
+class NoPrivateState:
+    """The state of an `Exchange` whose replica is all that a worker holds."""
+
+    def private_state(self) -> dict[str, Any] | None:
+        return None
+
+    def load_private_state(self, state: dict[str, Any]) -> None:
+        del state
+
+    def carried_state(self) -> dict[str, Any] | None:
+        return self.private_state()
+
+    def replacement_state(self) -> dict[str, Any] | None:
+        return None
+
+
+class LocalExchange(WholeUpdate, NoPrivateState, HierarchyLevel):
     """An `Exchange` that exchanges nothing: each worker trains by itself. Methods override what they do differently."""
 
     def __init__(self, replica: Replica, method: Method | None = None) -> None:
@@ -319,12 +335,6 @@ class LocalExchange(WholeUpdate, HierarchyLevel):
     def settle(self) -> None:
         """Nothing: the replicas are equal."""
 
-    def private_state(self) -> dict[str, Any] | None:
-        return None
-
-    def load_private_state(self, state: dict[str, Any]) -> None:
-        del state
-
     @property
     def holds_state(self) -> bool:
         return True
@@ -335,12 +345,6 @@ class LocalExchange(WholeUpdate, HierarchyLevel):
     def merge(self, survivors: Collective) -> None:
         """Not asked for, unless recovery is "merge"."""
         raise NotImplementedError(f"{type(self).__name__} cannot merge what survivors hold")
-
-    def carried_state(self) -> dict[str, Any] | None:
-        return self.private_state()
-
-    def replacement_state(self) -> dict[str, Any] | None:
-        return None
 
     def close(self) -> None: ...
 

@@ -56,7 +56,7 @@ class Traffic:
     encoding: How = _EXACT
     """How the buffer is encoded, which takes time."""
     is_hidden: bool = False
-    """Whether it goes on while the worker computes, so that it costs time only if it takes longer than that."""
+    """Whether it happens while the worker computes, so that it costs time only if it takes longer than that."""
     scored_models: int = 0
     """How many models a worker scores on its part of the held-out data after an exchange."""
 

@@ -180,9 +180,6 @@ class Job:
             warn=self.session.warn_of_worker,
         )
 
-    def to_device(self, batch: Any) -> Any:
-        return to_device(batch, self.device)
-
     def forward_and_backward(self, share: Share, batch: Any) -> Local:
         """Compute this worker's gradients into the gradient buffer, in pieces if memory is limited."""
         replica, exchange = self.stepper.replica, self.stepper.exchange
@@ -280,7 +277,7 @@ class Job:
         pieces = 1 if pipeline is None else pipeline_micro_batches(pipeline, samples, self.state.model)
 
         def example(samples: int) -> Any:
-            return self.to_device(source.fetch(np.arange(min(max(2, samples), count))))
+            return to_device(source.fetch(np.arange(min(max(2, samples), count))), self.device)
 
         self._spread = self._spreader.spread(
             self.state.model,
@@ -303,7 +300,7 @@ class Job:
             self.state.model,
             self.state.optimizer,
             self._trial_loss,
-            lambda samples: self.to_device(source.fetch(indices[:samples])),
+            lambda samples: to_device(source.fetch(indices[:samples]), self.device),
             samples=len(indices),
             device=self.device,
             has_slow_data=isinstance(untransformed(source), DatasetSource),
@@ -319,7 +316,7 @@ class Job:
     def _dry_run(self, samples: int) -> None:
         """Forward and backward on some samples; leaves no gradients."""
         replica = self.stepper.replica
-        batch = self.to_device(self.train_source.fetch(np.arange(samples)))
+        batch = to_device(self.train_source.fetch(np.arange(samples)), self.device)
         with computing_in(self.tuning.precision, self.device):
             loss = self._trial_loss(replica.model, batch)
         torch.autograd.backward(loss)

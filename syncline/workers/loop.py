@@ -7,6 +7,7 @@ and what is computed (`job.py`).
 from __future__ import annotations
 
 from syncline.data.assignment import Position
+from syncline.workers.forward import to_device
 from syncline.workers.job import Job
 
 
@@ -16,7 +17,7 @@ def train(job: Job) -> Position:
     with job.fetch_ahead() as batches:
         recorder.start()
         for fetched in batches:
-            share, batch = fetched.share, job.to_device(fetched.data)
+            share, batch = fetched.share, to_device(fetched.data, job.device)
             stepper.begin_step(share)  # check membership, fault hook, seed; marks "data"
             local = job.forward_and_backward(share, batch)  # marks "forward" and "backward"
             stepper.update(share, local.loss, local.correct)  # exchange, clip, update, advance, record; marks both

@@ -88,12 +88,7 @@ def build_replicas(
             log=log,
             is_settled=is_settled,
         )
-        layout, method = session.layout, session.strategy.method
-        is_loop = own_loop is not None
-        exchange = layout.loop_exchange(replica, method) if is_loop else layout.exchange(replica, method, spread)
-        session.until_view_ends.callback(exchange.close)
-        exchange.begin()
-        built.append((replica, exchange))
+        built.append((replica, _begun_exchange(session, replica, spread, is_loop=own_loop is not None)))
     _count_inside(session, built, spread)
     session.peak_memory.elsewhere = lambda: sum(session.layout.bytes_of_others(exchange) for _, exchange in built)
     if private is not None:
@@ -104,6 +99,14 @@ def build_replicas(
     log.start()
     _report_ready(session, state, group_of(built))
     return built
+
+
+def _begun_exchange(session: Session, replica: Replica, spread: ModelSpread | None, *, is_loop: bool) -> Exchange:
+    layout, method = session.layout, session.strategy.method
+    exchange = layout.loop_exchange(replica, method) if is_loop else layout.exchange(replica, method, spread)
+    session.until_view_ends.callback(exchange.close)
+    exchange.begin()
+    return exchange
 
 
 def _log_of(session: Session, step: int) -> StrategyRecorder:
@@ -131,10 +134,7 @@ def rebuild_replica(
     except SharedMemoryFull:  # on all members alike: the sums pass through the collective's staging area
         gradients = _own_loop_buffer(session, parameters, Solo())
     rebuilt = replace(replica, gradients=gradients, step=step, is_settled=True)
-    exchange = session.layout.loop_exchange(rebuilt, session.strategy.method)
-    session.until_view_ends.callback(exchange.close)
-    exchange.begin()
-    return rebuilt, exchange
+    return rebuilt, _begun_exchange(session, rebuilt, None, is_loop=True)
 
 
 def _gradient_buffer(

@@ -73,7 +73,7 @@ class _Seen:
 
 
 def profile_of(events: Iterable[Event], plan: Plan) -> Profile | None:
-    """What a run's events say of a step; None if it was too short to tell, or computed otherwise than in steps."""
+    """What a run's events say of a step; None if it was too short to measure, or computed otherwise than in steps."""
     seen: dict[int, _Seen] = {}
     started = first = None
     memory = 0

@@ -17,7 +17,7 @@ _NUMBER = r"(\d+(?:\.\d+)?)"
 
 @dataclass(frozen=True, kw_only=True)
 class Failures:
-    """How often workers fail, and how the run goes on."""
+    """How often workers fail, and how the run continues."""
 
     mean_s: float = float("inf")
     """Mean time between failures of one worker."""

@@ -42,7 +42,7 @@ class Place(Protocol):
         """Remove what processes left that were killed while they wrote."""
 
     def locked(self) -> contextlib.AbstractContextManager[None]:
-        """One job at a time, where the place can tell."""
+        """One job at a time, where the place has locks."""
 
 
 def place_for(location: str | Path) -> Place:

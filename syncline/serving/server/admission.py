@@ -1,4 +1,4 @@
-"""`Admission`: whether a queue takes another request, or the client is told at once that the server is busy.
+"""`Admission`: whether a queue takes another request, or the client learns at once that the server is busy.
 
 A burst may wait: for the limit that the user set. A queue that stands is no burst: more comes than can be answered, and
 waiting only makes every answer late. From then on a request is taken only if it waits for less than one run, until no
