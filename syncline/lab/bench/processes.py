@@ -16,7 +16,7 @@ import tempfile
 import threading
 import time
 import uuid
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import IO
@@ -53,23 +53,24 @@ def output_of(command: Sequence[str], *, environment: Mapping[str, str], folder:
     """
     mark = uuid.uuid4().hex
     with _scratch() as output, _scratch() as errors:
-        process = subprocess.Popen(
-            command,
-            cwd=folder,
-            env={**environment, MARK: mark},
-            stdin=subprocess.DEVNULL,
-            stdout=output,
-            stderr=errors,
-            text=True,
-            start_new_session=True,  # Ctrl-C is for the bench
-        )
-        is_late = False
-        try:
-            process.wait(timeout=timeout_s)
-        except subprocess.TimeoutExpired:
-            is_late = True
-        finally:
-            end_all(process, mark)
+        with ended_with_all_it_started(mark) as start:
+            process = start(
+                lambda: subprocess.Popen(
+                    command,
+                    cwd=folder,
+                    env={**environment, MARK: mark},
+                    stdin=subprocess.DEVNULL,
+                    stdout=output,
+                    stderr=errors,
+                    text=True,
+                    start_new_session=True,  # Ctrl-C is for the bench
+                )
+            )
+            try:
+                process.wait(timeout=timeout_s)
+                is_late = False
+            except subprocess.TimeoutExpired:
+                is_late = True
         out, err = _all_of(output), _all_of(errors)
     if is_late:
         raise SynclineError(f"{_words(command)} did not exit within {timeout_s:g} s.{_quoted(err)}")
@@ -102,6 +103,32 @@ def _first_step(line: str) -> float | None:
         return None
     is_it = event.get("event") == "progress" and event.get("worker_id") == 0 and event.get("step") == 1
     return float(event["time"]) if is_it else None
+
+
+Start = Callable[[Callable[[], "subprocess.Popen[str]"]], "subprocess.Popen[str]"]
+
+
+@contextmanager
+def ended_with_all_it_started(mark: str) -> Iterator[Start]:
+    """A function that starts a process with this mark, which is ended at the end of the context.
+
+    A Ctrl-C in the middle of the start counts when the process is known, so that it is ended, too.
+    """
+    started: list[subprocess.Popen[str]] = []
+
+    def start(popen: Callable[[], subprocess.Popen[str]]) -> subprocess.Popen[str]:
+        interrupts: list[int] = []
+        with signal_handler(signal.SIGINT, lambda number, _: interrupts.append(number)):
+            started.append(popen())
+        if interrupts:
+            signal.raise_signal(signal.SIGINT)
+        return started[-1]
+
+    try:
+        yield start
+    finally:
+        for process in started:
+            end_all(process, mark)
 
 
 def end_all(process: subprocess.Popen[str], mark: str) -> None:

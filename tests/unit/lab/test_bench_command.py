@@ -215,7 +215,22 @@ def test_processes_that_a_command_leaves_behind_are_ended_too(tmp_path: Path, mo
     with pytest.raises(SynclineError, match="reported no first step"):
         processes.time_to_first_step([sys.executable, "-c", program], environment={}, folder=tmp_path, timeout_s=60)
     pid = (tmp_path / "pid").read_text()
-    assert not Path("/proc", pid).exists() or ") Z " in Path("/proc", pid, "stat").read_text()
+    assert has_ended(int(pid))
+
+
+def test_a_ctrl_c_while_a_process_starts_ends_it(tmp_path: Path) -> None:
+    def interrupted_start() -> subprocess.Popen[str]:
+        process = subprocess.Popen(
+            [sys.executable, "-c", "import time; time.sleep(99)"], env={**os.environ, processes.MARK: "m"}, text=True
+        )
+        pids.append(process.pid)
+        signal.raise_signal(signal.SIGINT)  # before the caller knows the process
+        return process
+
+    pids: list[int] = []
+    with pytest.raises(KeyboardInterrupt), processes.ended_with_all_it_started("m") as start:
+        start(interrupted_start)
+    assert has_ended(*pids)
 
 
 def test_a_real_ctrl_c_leaves_no_process_behind(tmp_path: Path) -> None:
@@ -233,7 +248,7 @@ def test_a_real_ctrl_c_leaves_no_process_behind(tmp_path: Path) -> None:
     assert bench.returncode == 130
     assert "Interrupted during warm-up." in out
     assert str(tmp_path / "out") in err
-    assert not Path("/proc", str(child)).exists()
+    assert has_ended(child)
     assert (tmp_path / "out" / "bench.json").exists()
 
 
@@ -265,6 +280,15 @@ def test_torchrun_reports_its_first_step(tmp_path: Path) -> None:
             if attempt == 2 or "SIGABRT" not in str(error):
                 raise
     assert took > 0
+
+
+def has_ended(pid: int) -> bool:
+    """Its parent, which may be init, may not have waited for it yet."""
+    stat = Path("/proc", str(pid), "stat")
+    try:
+        return ") Z " in stat.read_text()
+    except OSError:
+        return True
 
 
 def _children(pid: int) -> list[int]:
