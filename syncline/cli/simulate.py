@@ -14,6 +14,7 @@ from syncline.cli.task_options import TaskArgument, with_task_options
 from syncline.errors import ConfigError
 
 if TYPE_CHECKING:
+    from syncline.advisor import Question
     from syncline.planning.simulation.scenario import Failures
 
 _MOST_WORKERS = 100_000
@@ -66,8 +67,7 @@ def simulate(
     syncline simulate lenet --data mnist --workers 512 --strategy "allreduce; ssp" --stragglers "lognormal(0.3)"
     syncline simulate lenet --data mnist --failures "1 per worker per 30 days" --recovery restart
     """
-    from syncline.advisor import Question, measure_task
-    from syncline.cli.tasks import find_task
+    from syncline.advisor import measure_task
     from syncline.planning.cost.choice import all_strategies
     from syncline.planning.simulation.scenario import Scenario, seconds_of, straggling_of
     from syncline.planning.simulation.study import study, table
@@ -76,15 +76,24 @@ def simulate(
     _check_numbers(steps=(steps, 10**6), share=(share, 10**6), per_host=(per_host, 1024))
     compute_s = seconds_of(step) if step else 0.0
     failing = _failures(failures, recovery, repair, checkpoint, interval)
-    scenario = Scenario(1, steps, compute_s, straggling_of(stragglers), failing, share=share, seed=seed)
+    straggling = straggling_of(stragglers)
+    scenario = Scenario(workers=1, steps=steps, compute_s=compute_s, straggling=straggling, failures=failing,
+                        share=share, seed=seed)  # fmt: skip
     counts = _numbers_of_workers(workers)
     names = all_strategies() if strategy == "all" else [name.strip() for name in strategy.split(";")]
-    found = find_task(task, parts, {"workers": per_host, "batch": share * per_host})
-    located = found.task.with_defaults().located(found.data_dir, None)
-    question = Question(task=located, config=found.config, hosts=1, network=network)
+    question = _question_of_a_host(task, parts, per_host, share, network)
     measured = measure_task(question, names, _progress, compute_s=compute_s or None)
     results = study(scenario, counts, names, measured, per_host=per_host)
     typer.echo(json_format.dumps(results.to_dict(), indent=1) if json else table(results))
+
+
+def _question_of_a_host(task: str, parts: dict[str, Any], workers: int, share: int, network: str | None) -> Question:
+    from syncline.advisor import Question
+    from syncline.cli.tasks import find_task
+
+    found = find_task(task, parts, {"workers": workers, "batch": share * workers})
+    located = found.task.with_defaults().located(found.data_dir, None)
+    return Question(task=located, config=found.config, hosts=1, network=network)
 
 
 def _check_numbers(**given: tuple[int, int]) -> None:
