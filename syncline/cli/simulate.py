@@ -68,7 +68,6 @@ def simulate(
     syncline simulate lenet --data mnist --failures "1 per worker per 30 days" --recovery restart
     """
     from syncline.advisor import measure_task
-    from syncline.planning.cost.choice import all_strategies
     from syncline.planning.simulation.scenario import Scenario, seconds_of, straggling_of
     from syncline.planning.simulation.study import study, table
 
@@ -79,8 +78,7 @@ def simulate(
     straggling = straggling_of(stragglers)
     scenario = Scenario(workers=1, steps=steps, compute_s=compute_s, straggling=straggling, failures=failing,
                         share=share, seed=seed)  # fmt: skip
-    counts = _numbers_of_workers(workers)
-    names = all_strategies() if strategy == "all" else [name.strip() for name in strategy.split(";")]
+    counts, names = _numbers_of_workers(workers), _strategies(strategy)
     question = _question_of_a_host(task, parts, per_host, share, network)
     measured = measure_task(question, names, _progress, compute_s=compute_s or None)
     results = study(scenario, counts, names, measured, per_host=per_host)
@@ -114,6 +112,12 @@ def _failures(failures: str, recovery: str, repair: str, checkpoint: str, interv
         checkpoint_s=seconds_of(checkpoint),
         interval_s=seconds_of(interval) if interval else None,
     )
+
+
+def _strategies(text: str) -> list[str]:
+    from syncline.planning.cost.choice import all_strategies
+
+    return list(all_strategies()) if text == "all" else [name.strip() for name in text.split(";")]
 
 
 def _numbers_of_workers(text: str) -> list[int]:
