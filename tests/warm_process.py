@@ -25,6 +25,7 @@ import subprocess
 import sys
 import tempfile
 import threading
+import time
 import traceback
 from pathlib import Path
 from types import SimpleNamespace
@@ -42,6 +43,8 @@ there.sendmsg([len(order).to_bytes(4, "big")], [(socket.SOL_SOCKET, socket.SCM_R
 there.sendall(order)
 answers = there.makefile()
 command = int(answers.readline())
+if "SYNCLINE_TEST_PID" in os.environ:
+    open(os.environ["SYNCLINE_TEST_PID"], "w").write(f"{command}\\n")
 for number in (signal.SIGINT, signal.SIGTERM):
     signal.signal(number, lambda number, _: os.kill(command, number))
 code = int(answers.readline() or -9)
@@ -84,6 +87,27 @@ class WarmProcess:
     def words(self, *arguments: str) -> list[str]:
         """The words that stand for `python ARGUMENTS`: a script, or `-m syncline.cli.main`, and its arguments."""
         return [sys.executable, "-S", "-E", str(self._client), self._address, *arguments]
+
+
+class WarmCommand(subprocess.Popen[str]):
+    """`python ARGUMENTS` as a fork of the warm process, with pipes; it is sent signals itself, also SIGSTOP."""
+
+    def __init__(self, *arguments: str, cwd: Path, env: dict[str, str]) -> None:
+        with tempfile.NamedTemporaryFile("r", prefix="pid-", dir=os.environ["XDG_CACHE_HOME"]) as noted:
+            super().__init__(
+                warm_process().words(*arguments), cwd=cwd, env={**env, "SYNCLINE_TEST_PID": noted.name},
+                text=True, stdout=subprocess.PIPE, stderr=subprocess.PIPE,
+            )  # fmt: skip
+            deadline = time.monotonic() + 60
+            while not (line := Path(noted.name).read_text()).endswith("\n"):
+                assert self.poll() is None, "the command did not start"
+                assert time.monotonic() < deadline, "the command did not start in time"
+                time.sleep(0.005)
+        self.command_pid = int(line)
+
+    def send_signal(self, sig: int) -> None:
+        if self.poll() is None:
+            os.kill(self.command_pid, sig)
 
 
 # The process that forks

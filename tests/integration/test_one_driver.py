@@ -7,8 +7,6 @@ import json
 import os
 import shutil
 import signal
-import subprocess
-import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -17,6 +15,7 @@ from pathlib import Path
 import pytest
 from real_runs import environment, final_state
 from real_runs import syncline as command
+from warm_process import WarmCommand
 
 from syncline.telemetry.run_lock import holder_of
 
@@ -47,12 +46,9 @@ OPTIONS = ("task.py:task", "--workers", "2", "--batch", "52", "--checkpoint-ever
 
 
 @contextlib.contextmanager
-def driver(folder: Path, *arguments: str) -> Iterator[subprocess.Popen[str]]:
+def driver(folder: Path, *arguments: str) -> Iterator[WarmCommand]:
     """A driver as a process of its own, which is ended in any case."""
-    process = subprocess.Popen(
-        [sys.executable, "-m", "syncline.cli.main", *arguments],
-        cwd=folder, env=environment(), text=True, stdout=subprocess.PIPE, stderr=subprocess.PIPE,
-    )  # fmt: skip
+    process = WarmCommand("-m", "syncline.cli.main", *arguments, cwd=folder, env=environment())
     try:
         yield process
     finally:
@@ -66,7 +62,7 @@ def driver(folder: Path, *arguments: str) -> Iterator[subprocess.Popen[str]]:
 
 
 @contextlib.contextmanager
-def live_run(folder: Path) -> Iterator[subprocess.Popen[str]]:
+def live_run(folder: Path) -> Iterator[WarmCommand]:
     """A run in progress with a checkpoint, in runs/live."""
     (folder / "task.py").write_text(TASK)
     with driver(folder, "train", *OPTIONS, "--epochs", "60", "--name", "live") as process:
@@ -81,20 +77,20 @@ def until(is_so: Callable[[], bool], limit_s: float = 30) -> None:
         threading.Event().wait(0.02)
 
 
-def is_driven_by(run_dir: Path, process: subprocess.Popen[str]) -> bool:
+def is_driven_by(run_dir: Path, process: WarmCommand) -> bool:
     holder = holder_of(run_dir)
-    return holder is not None and holder.pid == process.pid
+    return holder is not None and holder.pid == process.command_pid
 
 
 def test_a_live_run_is_not_resumed_and_the_error_names_its_driver_and_watch(tmp_path):
     with live_run(tmp_path) as first:
         refused = command("resume", "runs/live", cwd=tmp_path)
         assert refused.code == 1
-        for fact in (str(first.pid), "syncline watch runs/live", "--wait"):
+        for fact in (str(first.command_pid), "syncline watch runs/live", "--wait"):
             assert fact in refused.err
         by_option = command("train", *OPTIONS, "--resume", "runs/live", cwd=tmp_path)
         assert by_option.code == 1
-        assert str(first.pid) in by_option.err
+        assert str(first.command_pid) in by_option.err
         (tmp_path / "enough").touch()
         assert first.wait(60) == 0
     audit = command("audit", "runs/live", cwd=tmp_path)
@@ -152,7 +148,7 @@ def test_if_the_lock_is_deleted_the_first_driver_stops_and_the_audit_reports_bot
             until(lambda: session in (tmp_path / "runs" / "live" / "ledger.jsonl").read_text())
             first.send_signal(signal.SIGCONT)
             assert first.wait(30) == 1
-            assert f"process {second.pid}" in first.communicate()[1]
+            assert f"process {second.command_pid}" in first.communicate()[1]
             (tmp_path / "enough").touch()
             assert second.wait(60) == 0
     audit = command("audit", "runs/live", cwd=tmp_path)
