@@ -49,7 +49,8 @@ for number in (signal.SIGINT, signal.SIGTERM):
     signal.signal(number, lambda number, _: os.kill(command, number))
 code = int(answers.readline() or -9)
 if code < 0:
-    signal.signal(-code, signal.SIG_DFL)
+    if -code != signal.SIGKILL:
+        signal.signal(-code, signal.SIG_DFL)
     os.kill(os.getpid(), -code)
 sys.exit(code)
 """
@@ -92,11 +93,11 @@ class WarmProcess:
 class WarmCommand(subprocess.Popen[str]):
     """`python ARGUMENTS` as a fork of the warm process, with pipes; it is sent signals itself, also SIGSTOP."""
 
-    def __init__(self, *arguments: str, cwd: Path, env: dict[str, str]) -> None:
+    def __init__(self, *arguments: str, cwd: Path, env: dict[str, str], stderr: int = subprocess.PIPE) -> None:
         with tempfile.NamedTemporaryFile("r", prefix="pid-", dir=os.environ["XDG_CACHE_HOME"]) as noted:
             super().__init__(
                 warm_process().words(*arguments), cwd=cwd, env={**env, "SYNCLINE_TEST_PID": noted.name},
-                text=True, stdout=subprocess.PIPE, stderr=subprocess.PIPE,
+                text=True, stdout=subprocess.PIPE, stderr=stderr,
             )  # fmt: skip
             deadline = time.monotonic() + 60
             while not (line := Path(noted.name).read_text()).endswith("\n"):

@@ -17,6 +17,7 @@ import msgspec
 import pytest
 from real_runs import environment, final_state, relative_difference
 from real_runs import syncline as command
+from warm_process import WarmCommand
 
 from syncline.engines.remote import agent_server, node_info
 from syncline.engines.remote.agent import run_node_agent
@@ -28,6 +29,7 @@ from syncline.telemetry.events import Progress, Recovered, WorkerFailure
 from syncline.telemetry.run_dir import RunDir
 
 LIMIT_S = 60.0
+COMMAND = ("-m", "syncline.cli.main")
 SECRET = {"SYNCLINE_SECRET": "only for these tests"}
 RUN_FILE = """
 model = "mlp"
@@ -59,18 +61,30 @@ task = syncline.Task(model=Slow(), data=(torch.randn(203, 12), torch.zeros(203, 
 
 
 @contextmanager
-def started(*arguments: str, cwd: Path, python: tuple[str, ...] = ("-m", "syncline.cli.main")) -> Iterator:
-    """A command that runs beside the test, and does not outlive it."""
-    process = subprocess.Popen(
-        [sys.executable, *python, *arguments],
-        cwd=cwd, env=environment(SECRET), stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
-    )  # fmt: skip
+def started(*arguments: str, cwd: Path, python: tuple[str, ...] | None = None) -> Iterator:
+    """A command that runs beside the test, and does not outlive it; with `python`, what that is to do, a real process.
+
+    Its process is `pid_of(...)`.
+    """
+    if python is None:
+        process = WarmCommand(
+            "-m", "syncline.cli.main", *arguments, cwd=cwd, env=environment(SECRET), stderr=subprocess.STDOUT
+        )
+    else:
+        process = subprocess.Popen(
+            [sys.executable, *python, *arguments],
+            cwd=cwd, env=environment(SECRET), stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
+        )  # fmt: skip
     try:
         yield process
     finally:
         process.kill()
         process.wait()
         process.stdout.close()
+
+
+def pid_of(process: subprocess.Popen) -> int:
+    return process.command_pid if isinstance(process, WarmCommand) else process.pid
 
 
 def free_port(host: str = "127.0.0.1") -> int:
@@ -126,12 +140,9 @@ def test_when_an_agent_is_killed_or_stopped_the_run_continues_on_one_that_stands
             started("train", "task.py:task", "--workers", "2", "--batch", "10", "--epochs", "12", "--name", "run",
                     "--engine", f"attach://{address}", cwd=tmp_path)
         )  # fmt: skip
-        agents = [
-            stack.enter_context(started("worker", "--join", address, cwd=tmp_path, python=("-m", "syncline.cli.main")))
-            for _ in range(3)
-        ]
+        agents = [stack.enter_context(started("worker", "--join", address, cwd=tmp_path)) for _ in range(3)]
         until(lambda: list(tmp_path.glob("runs/run/logs/worker-*.log")))
-        keepers = until(lambda: [p for p in agents if _workers_of(p.pid)] if len(_all_workers(agents)) == 2 else [])
+        keepers = until(lambda: [p for p in agents if _workers_of(pid_of(p))] if len(_all_workers(agents)) == 2 else [])
         until(lambda: events(tmp_path, Progress))
         keepers[0].send_signal(number)
         since = time.time()
@@ -151,7 +162,7 @@ def _workers_of(pid: int) -> list[int]:
 
 
 def _all_workers(agents: list) -> list[int]:
-    return [w for p in agents for w in _workers_of(p.pid)]
+    return [w for p in agents for w in _workers_of(pid_of(p))]
 
 
 def _children(pid: int) -> list[int]:
@@ -254,7 +265,7 @@ def test_on_two_hosts_that_share_no_memory_it_runs_through_the_network_or_is_ref
         arguments = ("train", "run.toml", "--engine", f"attach://{address}", "--strategy", strategy)
         driver = stack.enter_context(started(*arguments, cwd=tmp_path))
         for number in range(2):
-            there = started("worker", "--join", address, cwd=tmp_path)
+            there = started("worker", "--join", address, cwd=tmp_path, python=COMMAND)
             hosts.inside(number, there.__enter__)  # what it starts is in that namespace
             stack.push(there.__exit__)
         said = driver.communicate(timeout=LIMIT_S)[0]
@@ -287,7 +298,7 @@ def test_hosts_without_the_drivers_file_system_receive_the_task_and_send_back_th
         arguments = (sys.executable, "-m", "syncline.cli.main", "worker", "--join", address)
         agents = [stack.enter_context(started(*arguments, cwd=tmp_path, python=unshare)) for _ in range(3)]
         until(lambda: list(tmp_path.glob("runs/run/checkpoints/step-*.json")), LIMIT_S)
-        keepers = [p for p in agents if _workers_of(p.pid)]
+        keepers = [p for p in agents if _workers_of(pid_of(p))]
         keepers[0].send_signal(signal.SIGKILL)
         assert driver.wait(LIMIT_S) == 0, driver.stdout.read()
         for each in agents:

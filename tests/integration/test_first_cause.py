@@ -22,6 +22,7 @@ from pathlib import Path
 import pytest
 from real_runs import ROOT, Ran, environment, final_state, syncline
 from typer.testing import CliRunner
+from warm_process import WarmCommand
 
 from syncline.cli.main import app
 from syncline.comms.control import Events
@@ -395,12 +396,11 @@ def memory_limit(most_bytes: int) -> Iterator[Callable[[], None]]:
 
 
 @contextlib.contextmanager
-def started(folder: Path) -> Iterator[subprocess.Popen[str]]:
+def started(folder: Path) -> Iterator[WarmCommand]:
     """A run that would take long, in runs/broken."""
-    with subprocess.Popen(
-        [*COMMAND, "train", "mlp", "--data", "digits", "--epochs", "100000", "--evaluate-every", "0",
-         "--name", "broken"],
-        cwd=folder, env=environment(), stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
+    with WarmCommand(
+        "-m", "syncline.cli.main", "train", "mlp", "--data", "digits", "--epochs", "100000", "--evaluate-every", "0",
+        "--name", "broken", cwd=folder, env=environment(),
     ) as process:  # fmt: skip
         try:
             yield process
