@@ -32,6 +32,8 @@ from syncline.engines.network import Host, Network
 from syncline.errors import SCRIPT_EXIT, ConfigError, Interrupted, SynclineError, check_options
 from syncline.layouts.layout import check_layout_text, is_auto, is_plain, needs_model, read_layout
 from syncline.observe.observer import Observer, WithoutEnd, choose_view
+from syncline.planning.expected import Expected
+from syncline.planning.forecaster import Forecaster
 from syncline.planning.machine import Machine
 from syncline.planning.plan import Plan
 from syncline.planning.planner import TaskFacts, check_same_method, make_plan, saved_plan
@@ -240,20 +242,33 @@ class _Emitter:
     A full disk does not end a run: the event is then only shown, and the user warned once.
     """
 
-    def __init__(self, log: EventLog, view: Observer, checkpoints: Path) -> None:
-        self._log, self._view, self._checkpoints = log, view, checkpoints
+    def __init__(self, log: EventLog, view: Observer, run_dir: RunDir, forecaster: Forecaster) -> None:
+        self._log, self._view, self._run_dir, self._forecaster = log, view, run_dir, forecaster
         self._has_warned_of_disk = False
         self.last_checkpoint: Path | None = None
 
     def __call__(self, event: Event) -> None:
         if isinstance(event, CheckpointSaved):
             # A remote worker has other paths; its checkpoint is copied to this one.
-            self.last_checkpoint = self._checkpoints / Path(event.path).name
+            self.last_checkpoint = self._run_dir.checkpoints / Path(event.path).name
         self._view.on_event(event)
         try:
             self._log.write(event)
         except OSError as error:
             self.warn_of_disk("events.jsonl", error)
+        self.expect(self._forecaster.on_event(event))
+
+    def expect(self, expected: Expected | None) -> None:
+        """Write what is expected of the run, if anything new is."""
+        if expected is not None:
+            self.write(self._run_dir.expected, expected.to_json())
+
+    def write(self, path: Path, data: bytes) -> None:
+        """Write a file of the run directory that the run can do without."""
+        try:
+            self._run_dir.write(path, data)
+        except OSError as error:
+            self.warn_of_disk(path.name, error)
 
     def warn_of_disk(self, name: str, error: OSError) -> None:
         """Warn, once, that a file of the run directory could not be written."""
@@ -284,8 +299,10 @@ def _run(request: _RunRequest) -> Result:
         closing(EventLog(run_dir)) as log,
         _written_task(run_dir, request.what) as task_path,
     ):
-        emit = _Emitter(log, request.view, run_dir.checkpoints)
+        forecaster = Forecaster(plan, machine)
+        emit = _Emitter(log, request.view, run_dir, forecaster)
         emit.last_checkpoint = checkpoint
+        emit.expect(forecaster.before_start())
         emit(
             RunStarted(
                 run_dir=str(run_dir.path),
@@ -315,7 +332,9 @@ def _run(request: _RunRequest) -> Result:
             except SynclineError as error:
                 emit(RunEnded(reason="failed", message=str(error)))
                 raise
-        return _conclude(end.outcome, coordinator, run_dir, plan, emit, started, request.what)
+        result = _conclude(end.outcome, coordinator, run_dir, plan, emit, started, request.what)
+        emit.expect(forecaster.at_end())
+        return result
 
 
 def _conclude(
@@ -359,10 +378,7 @@ def _conclude(
             message, step=summary.steps, run_dir=summary.run_dir, resume_command=resume_command,
             signal=coordinator.stopped_by,
         )  # fmt: skip
-    try:
-        run_dir.write(run_dir.summary, to_line(summary))
-    except OSError as error:
-        emit.warn_of_disk(run_dir.summary.name, error)
+    emit.write(run_dir.summary, to_line(summary))
     emit(summary)
     return Result(
         metrics=summary.metrics,

@@ -3,18 +3,22 @@
 from __future__ import annotations
 
 import json as json_format
+import os
 import sys
+from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 
 from syncline.boundary import check_surroundings
-from syncline.cli.task_options import TaskArgument, with_task_options
+from syncline.cli.task_options import with_task_options
 
 
 @with_task_options("data", "data_dir", "optimizer", "loss", "augment")
 def plan(
-    task: TaskArgument,
+    task: Annotated[
+        str, typer.Argument(metavar="TASK|RUN", help="As for 'syncline train', or the directory of a run.")
+    ],
     workers: Annotated[
         int | None, typer.Option("--workers", "-w", help="Number of workers, on all hosts together. Default: 2.")
     ] = None,
@@ -43,7 +47,10 @@ def plan(
     strategy exchanges, and prints all of them, best first. Strategies that
     compute what one process would come before those that train differently.
 
+    Of a run, shows what was predicted for it and what came, term by term.
+
     syncline plan lenet --data mnist --workers 4
+    syncline plan runs/lenet-mnist-20260101-120000
     syncline plan lenet --data mnist --workers 4 --hosts 4 --network 100mbit,1ms
     syncline plan lenet --data mnist --workers 4 --why sparknet
     """
@@ -51,6 +58,9 @@ def plan(
     from syncline.cli.tasks import find_task
 
     check_surroundings()
+    if os.path.isfile(os.path.join(task, "plan.json")):  # unlike Path.is_file, False where we may not look
+        _show_run(Path(task), json=json)
+        return
     given = {"workers": workers, "batch": batch, "threads": threads}
     found = find_task(task, parts, {name: value for name, value in given.items() if value is not None})
 
@@ -64,6 +74,31 @@ def plan(
         typer.echo(json_format.dumps(made.to_dict(), indent=1))
     else:
         typer.echo(made.why(why) if why else made.table())
+
+
+def _show_run(path: Path, *, json: bool) -> None:
+    """What was predicted for a run, and what came."""
+    from syncline.coordinator.requests import is_live
+    from syncline.observe.report.load import load
+    from syncline.planning.expected import as_text
+
+    (record,) = load([path], is_live)
+    expected, found = record.expected, record.comparison
+    if json:
+        made = None if expected is None else json_format.loads(expected.to_json())
+        rows = (
+            [] if found is None else [*found.terms, found.step, found.bytes, *([found.memory] if found.memory else [])]
+        )
+        came = {row.name: {"predicted": row.predicted.mid, "came": row.measured, "error": row.error} for row in rows}
+        typer.echo(json_format.dumps({"expected": made, "compared": came}, indent=1))
+        return
+    if expected is None:
+        typer.echo("Nothing was predicted for this run: it was made by an earlier version of Syncline.")
+    elif found is None:
+        more = "" if not expected.is_prediction else " It has not taken enough steps yet to compare."
+        typer.echo(f"{expected.source}{more}")
+    else:
+        typer.echo(f"{as_text(found)}\n\n{found.summary}\n{expected.source}")
 
 
 def _progress(text: str) -> None:

@@ -58,6 +58,10 @@ class WorkerReady(_Event, frozen=True, kw_only=True, tag="worker_ready"):
     """Theoretical average of the bytes that this worker sends per step."""
     part: HeldPart | None = None
     """What it holds, if it does not hold the whole model."""
+    shapes: dict[str, list[int]] = {}
+    """The trained parameters, by name; sent by worker 0."""
+    optimizer_slots: int = 0
+    """How many numbers its optimizer keeps for each parameter."""
 
 
 class Progress(_Event, frozen=True, kw_only=True, tag="progress"):

@@ -1,7 +1,7 @@
 """A run's directory: its paths, and writing and reading events.
 
-    RUN/plan.json  config.json  events.jsonl  ledger.jsonl  summary.json  predictions.json  centroids.json  task.bin
-        logs/worker-0.log  checkpoints/
+    RUN/plan.json  expected.json  config.json  events.jsonl  ledger.jsonl  summary.json  predictions.json
+        centroids.json  task.bin  logs/worker-0.log  checkpoints/
 
 Here: paths and the event file. Not here: the content of checkpoints (`checkpoint/`). Live, finished and crashed runs
 can be read: an incomplete last line is skipped.
@@ -35,6 +35,7 @@ class RunDir:
         self.path = path
         self.config = path / "config.json"  # the settings, for resuming
         self.plan = path / "plan.json"
+        self.expected = path / "expected.json"  # what was predicted of its steps
         self.events = path / "events.jsonl"
         self.ledger = path / "ledger.jsonl"  # which step used each sample
         self.summary = path / "summary.json"  # the Summary event of a completed run
@@ -153,8 +154,8 @@ class RunDir:
     def _files(self) -> list[Path]:
         """What a driver reads, appends to or replaces."""
         return [
-            self.config, self.plan, self.events, self.ledger, self.summary, self.predictions, self.centroids,
-            self.task_file,
+            self.config, self.plan, self.expected, self.events, self.ledger, self.summary, self.predictions,
+            self.centroids, self.task_file,
         ]  # fmt: skip
 
 

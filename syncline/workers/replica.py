@@ -188,9 +188,8 @@ def _count_inside(session: Session, built: list[tuple[Replica, Exchange]], sprea
 
 def _report_ready(session: Session, state: TrainState, exchange: Exchange) -> None:
     shapes = {name: tuple(p.shape) for name, p in state.model.named_parameters() if p.requires_grad}
-    expected = expected_bytes_per_step(
-        session.strategy, shapes, workers=session.plan.size, optimizer_slots=optimizer_slots(state.optimizer)
-    )
+    slots = optimizer_slots(state.optimizer)
+    expected = expected_bytes_per_step(session.strategy, shapes, workers=session.plan.size, optimizer_slots=slots)
     session.recorder.emit(
         WorkerReady(
             worker_id=session.worker_id,
@@ -199,5 +198,7 @@ def _report_ready(session: Session, state: TrainState, exchange: Exchange) -> No
             collective=type(session.collective).__name__,
             expected_bytes_per_step=expected,
             part=session.layout.held_part(exchange, lambda: optimizer_state(state.optimizer)),
+            shapes={name: list(shape) for name, shape in shapes.items()} if session.worker_id == 0 else {},
+            optimizer_slots=slots,
         )
     )

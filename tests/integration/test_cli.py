@@ -38,8 +38,8 @@ def test_a_model_by_name_trains_on_data_by_name_and_reports_its_accuracy(tmp_pat
     assert "\x1b" not in done.out, "no escape codes without a terminal"
     run = tmp_path / "runs" / "d"
     assert {p.name for p in run.iterdir()} == {
-        "plan.json", "config.json", "events.jsonl", "ledger.jsonl", "summary.json", "predictions.json",
-        "task.bin", "logs", "checkpoints", "driver.lock", "workers.lock",
+        "plan.json", "expected.json", "config.json", "events.jsonl", "ledger.jsonl", "summary.json",
+        "predictions.json", "task.bin", "logs", "checkpoints", "driver.lock", "workers.lock",
     }  # fmt: skip
 
 

@@ -33,8 +33,8 @@ def trained(tmp_path: Path, **settings: object) -> Path:
 
 
 WRITTEN = {
-    "plan.json", "config.json", "events.jsonl", "ledger.jsonl", "summary.json", "task.bin", "predictions.json",
-    "logs/worker-0.log", "logs/worker-1.log",
+    "plan.json", "expected.json", "config.json", "events.jsonl", "ledger.jsonl", "summary.json", "task.bin",
+    "predictions.json", "logs/worker-0.log", "logs/worker-1.log",
 }  # fmt: skip
 
 

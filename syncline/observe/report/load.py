@@ -11,6 +11,7 @@ from pathlib import Path
 
 from syncline.errors import UnknownName, nearest
 from syncline.observe.report.record import RunRecord, record_of
+from syncline.planning.expected import read_expected
 from syncline.telemetry.centroids import read_centroids
 from syncline.telemetry.predictions import read_predictions
 from syncline.telemetry.run_dir import RunDir
@@ -35,6 +36,7 @@ def load(paths: Sequence[Path], is_live: Callable[[Path], bool]) -> list[RunReco
         record = record_of(name, run_dir.read_events())
         record.plan = record.plan or run_dir.read_plan()
         record.is_live = is_live(run_dir.path)
+        record.expected = read_expected(run_dir.expected)
         record.predictions = read_predictions(run_dir.predictions)
         record.centroids = read_centroids(run_dir.centroids)
         records.append(record)

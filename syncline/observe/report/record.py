@@ -14,6 +14,8 @@ from typing import Any, Literal, NamedTuple
 
 from syncline.observe.formatting import headline
 from syncline.observe.state import RunState
+from syncline.planning.cost.profile import ProfileReader
+from syncline.planning.expected import Comparison, Expected, compare
 from syncline.telemetry.centroids import Centroids
 from syncline.telemetry.events import (
     Evaluated,
@@ -112,9 +114,18 @@ class RunRecord:
         """On the run's clock, which stands still between sessions."""
         self.started_at = 0.0
         self.is_live = False
+        self.expected: Expected | None = None
+        """What was predicted of its steps."""
         self.predictions: Predictions | None = None
         self.centroids: Centroids | None = None
         self._before_s = self._session_start = 0.0
+        self._steps = ProfileReader()
+
+    @property
+    def comparison(self) -> Comparison | None:
+        """Prediction against fact, for the last session; None if there is no prediction, or no steps yet."""
+        fact = self._steps.fact()
+        return compare(self.expected, fact) if self.expected is not None and fact is not None else None
 
     @property
     def status(self) -> Status:
@@ -157,6 +168,7 @@ class RunRecord:
         self.events += 1
         if isinstance(event, RunStarted):
             self._begin_session(event)
+        self._steps.add(event)
         time_s = self._clock(event.time)
         self.seconds = max(self.seconds, time_s)
         self.state.apply(event)
@@ -184,6 +196,7 @@ class RunRecord:
         self._before_s, self._session_start = self.seconds, event.time
         self.started_at = self.started_at or event.time
         self.plan, self.machine = event.plan, event.machine
+        self._steps = ProfileReader()
         step = event.resumed_from_step or 0
         self.curves = {name: [p for p in points if p.step <= step] for name, points in self.curves.items()}
         for worker in self.workers.values():

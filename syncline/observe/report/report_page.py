@@ -1,7 +1,7 @@
 """The report: `as_html`, a pure function from the records of runs to one HTML file, and `content`, its body.
 
-Here: the order of sections. Not here: each section (`overview.py`, `curves.py`, `phases.py`, `confusion.py`), the style
-sheet (`report_style.py`), tooltips (`script.py`). The live page (`observe/live/`) shows the same content.
+Here: the order of sections. Not here: each section (`overview.py`, `curves.py`, `phases.py`, ...), the style sheet
+(`report_style.py`), tooltips (`script.py`). The live page (`observe/live/`) shows the same content.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ from syncline.observe.report import overview
 from syncline.observe.report.centroids import centroids
 from syncline.observe.report.confusion import confusion
 from syncline.observe.report.curves import axes_for, curves, throughput
+from syncline.observe.report.expected import expected
 from syncline.observe.report.layout import layout
 from syncline.observe.report.phases import phases
 from syncline.observe.report.record import RunRecord
@@ -65,6 +66,9 @@ def content(runs: Sequence[RunRecord]) -> str:
     parts.append(_section("curves", "Curves", (_axis_choice([a.key for a in axes]) if has_curves else "") + shown))
     parts.append(_section("throughput", "Throughput", throughput(runs)))
     parts.append(_section("phases", "Time per step", phases(runs)))
+    for run in runs:
+        suffix = "" if is_one else f": {run.name}"
+        parts.append(_section(f"expected-{run.name}", f"Prediction and fact{suffix}", expected(run)))
     for run in runs:
         if run.predictions is not None:
             name = "Confusion matrix" + ("" if is_one else f": {run.name}")

@@ -21,7 +21,7 @@ from syncline.strategies.how import Exact
 from syncline.strategies.method import Method, ModelShapes
 from syncline.strategies.traffic import Traffic
 
-TermName = Literal["data", "forward", "backward", "update", "encoding", "exchange", "waiting", "scoring"]
+TermName = Literal["data", "forward", "backward", "compute", "update", "encoding", "exchange", "waiting", "scoring"]
 _OTHER_SHARE = 0.2
 """How wrong a time may be that was measured with twice or half the samples."""
 _UNMEASURED_COPIES = 0.5

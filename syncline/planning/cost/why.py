@@ -11,6 +11,7 @@ _WORDS: dict[TermName, str] = {
     "data": "waiting for data",
     "forward": "the forward pass",
     "backward": "the backward pass",
+    "compute": "computing",
     "update": "the optimizer",
     "encoding": "encoding and decoding",
     "exchange": "the exchange",
