@@ -22,7 +22,7 @@ from syncline import boundary, task_file
 from syncline.config.owned_files import temporary_name
 from syncline.config.run import RunConfig, read_settings
 from syncline.coordinator.coordinator import Coordinator
-from syncline.coordinator.open_run import open_run
+from syncline.coordinator.open_run import earlier_run, open_run
 from syncline.coordinator.root_cause import explain_failure, start_again
 from syncline.coordinator.run_guard import RunGuard
 from syncline.data.named import Progress
@@ -31,7 +31,9 @@ from syncline.engines.engine import Engine
 from syncline.engines.network import Host, Network
 from syncline.errors import SCRIPT_EXIT, ConfigError, Interrupted, SynclineError, check_options
 from syncline.layouts.layout import check_layout_text, is_auto, is_plain, needs_model, read_layout
+from syncline.measuring import choose
 from syncline.observe.observer import Observer, WithoutEnd, choose_view
+from syncline.planning.cost.auto import cannot_choose, is_auto_strategy, wants_exact
 from syncline.planning.expected import Expected
 from syncline.planning.forecaster import Forecaster
 from syncline.planning.machine import Machine
@@ -114,17 +116,40 @@ def run_task(
     Otherwise a local engine runs the workers on the hosts of `network`, by default on this machine.
     """
     boundary.check_surroundings()
+    notes: tuple[str, ...] = ()
+    if is_auto_strategy(config.strategy):
+        task = task.with_defaults().located(data_dir, progress)
+        config, notes = _choose_strategy(task, config, view, is_elsewhere=network is not None)
     read_strategy(config.strategy)  # an invalid one fails before anything starts
     check_layout_text(config.layout)
-    notes: tuple[str, ...] = ()
     if not is_plain(config.layout):
         task = task.with_defaults().located(data_dir, progress)
-        config, notes = _settle(task, task.facts(), config, network.hosts if network is not None else ())
+        config, more = _settle(task, task.facts(), config, network.hosts if network is not None else ())
+        notes += more
     engine = engine or engine_for(config.engine, network)  # first, because it takes a second to start
     with closing(view), closing(engine):
         task = task.with_defaults().located(data_dir, progress)
         facts = task.facts()
         return _run(_RunRequest(facts, config, task, engine, view, notes))
+
+
+def _choose_strategy(
+    task: Task, config: RunConfig, view: Observer, *, is_elsewhere: bool
+) -> tuple[RunConfig, tuple[str, ...]]:
+    """The settings with the strategy that is chosen now, or that was chosen for the run to resume."""
+    if is_elsewhere:
+        raise cannot_choose(config.strategy, "it measures the task on this machine, but this run has hosts", "hosts")
+    wants_exact(config.strategy)  # what cannot be read fails first
+    earlier = earlier_run(config, task.facts().fingerprint)
+    if earlier is not None:
+        strategy = saved_plan(earlier.read_plan(), earlier.plan).strategy
+        note = f"--strategy {config.strategy}: resuming with {strategy}, as {earlier.path.name} was started."
+        return config.replace(strategy=strategy), (note,)
+
+    def say(text: str) -> None:
+        view.on_event(InfoMessage(message=text))
+
+    return choose(task, config, say, run_task)
 
 
 def _settle(
@@ -144,6 +169,9 @@ def _settle(
 
 def explain_task(task: Task, config: RunConfig, *, data_dir: Path | None = None) -> str:
     """Describe what a run would do; nothing is started."""
+    if is_auto_strategy(config.strategy):
+        why = "nothing is measured in a dry run; 'syncline plan' measures and compares all strategies"
+        raise cannot_choose(config.strategy, why, "dry-run")
     strategy = read_strategy(config.strategy)
     check_layout_text(config.layout)
     task = task.with_defaults().located(data_dir, None)
@@ -166,6 +194,8 @@ def explain_task(task: Task, config: RunConfig, *, data_dir: Path | None = None)
 def run_script(script: Script, config: RunConfig, view: Observer) -> Result:
     """Run a user's own training loop on several workers."""
     boundary.check_surroundings()
+    if is_auto_strategy(config.strategy):
+        raise cannot_choose(config.strategy, "a script's own loop cannot be tried out before the run", "own-loop")
     read_strategy(config.strategy)  # an invalid one fails before anything starts
     check_layout_text(config.layout, is_own_loop=True)
     if not Path(script.path).is_file():
@@ -190,6 +220,8 @@ def resume(run_dir: str | Path, view: Observer | None = None, *, quiet: bool = F
             run_dir=str(run_dir),
         )
     check_options("syncline.resume", changes, [f.name for f in dataclasses.fields(RunConfig)], kind="setting")
+    if is_auto_strategy(str(changes.get("strategy", ""))):
+        raise cannot_choose(changes["strategy"], "the strategy of a run is chosen when it is started", "resume")
     saved = {**read_settings(found.config), "resume": str(found.path), "name": None}
     config = RunConfig(**{**saved, **changes})
     old = saved_plan(found.read_plan(), found.plan)

@@ -1,4 +1,4 @@
-"""`syncline plan`: strategies compared before any of them is run. Not here: the work (`advisor.py`)."""
+"""`syncline plan`: strategies compared before any of them is run. Not here: the work (`measuring.py`)."""
 
 from __future__ import annotations
 
@@ -54,8 +54,9 @@ def plan(
     syncline plan lenet --data mnist --workers 4 --hosts 4 --network 100mbit,1ms
     syncline plan lenet --data mnist --workers 4 --why sparknet
     """
-    from syncline.advisor import Question, answer
     from syncline.cli.tasks import find_task
+    from syncline.driver import run_task
+    from syncline.measuring import Question, answer
 
     check_surroundings()
     if os.path.isfile(os.path.join(task, "plan.json")):  # unlike Path.is_file, False where we may not look
@@ -69,7 +70,7 @@ def plan(
         task=located, config=found.config, hosts=hosts, network=network, seconds=seconds
     )  # fmt: skip
     names = [*strategy, *([why] if why and why not in strategy else [])] if strategy else None
-    made = answer(question, names, _progress)
+    made = answer(question, names, _progress, run_task)
     if json:
         typer.echo(json_format.dumps(made.to_dict(), indent=1))
     else:

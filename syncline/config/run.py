@@ -59,7 +59,12 @@ class RunConfig:
     batch: int | None = _f(
         None, "Global batch size, summed over all workers. Default: the model's recommendation, else 128."
     )
-    strategy: str = _f("allreduce", "Synchronization strategy; list them with: syncline strategies.")
+    strategy: str = _f(
+        "allreduce",
+        "Synchronization strategy; list them with: syncline strategies. auto measures the model for a few seconds and "
+        "chooses the one that should be the quickest to the same accuracy; auto(exact) chooses among those that "
+        "compute what one process would.",
+    )
     layout: str = _f(
         "replicated",
         "How a replica of the model is spread over workers: replicated (each holds all of it), sharded or sharded(n) "

@@ -67,7 +67,7 @@ def open_run(config: RunConfig, plan: Plan, session: str, report: Callable[[str]
 
 def _open_earlier(config: RunConfig, plan: Plan, session: str, report: Callable[[str], None]) -> OpenRun | None:
     """Lock the run that `config.resume` names; None if there is none to resume."""
-    run_dir = _earlier_run(config, plan)
+    run_dir = earlier_run(config, plan.fingerprint)
     if run_dir is None:
         return None
 
@@ -117,7 +117,8 @@ def _check_data(old: Plan, plan: Plan) -> None:
         raise data_has_changed(before, now)
 
 
-def _earlier_run(config: RunConfig, plan: Plan) -> RunDir | None:
+def earlier_run(config: RunConfig, fingerprint: str) -> RunDir | None:
+    """The run that `config.resume` names, or the latest unfinished one of the same task; None if there is none."""
     if config.resume is None:
         return None
     if config.resume != "auto":
@@ -129,7 +130,7 @@ def _earlier_run(config: RunConfig, plan: Plan) -> RunDir | None:
         and not (path.parent / "summary.json").exists()
         and any((path.parent / "checkpoints").glob("step-*.json"))
     ]
-    same = [r for r in unfinished if _fingerprint_of(r) == plan.fingerprint]
+    same = [r for r in unfinished if _fingerprint_of(r) == fingerprint]
     free = [r for r in same if config.wait or holder_of(r.path) is None]
     newest = max(free, key=lambda r: r.plan.stat().st_mtime, default=None)
     return RunDir.owned(newest.path) if newest is not None else None

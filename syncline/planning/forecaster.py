@@ -53,7 +53,8 @@ class Forecaster:
             why = f"steps with the layout {self._plan.layout} are not predicted; 'syncline explain' describes them"
             self._expected = self._without(why)
             return self._expected
-        kept = closest(look_up(key_of_task(self._plan, self._machine)), workers=self._per_host, share=self._share)
+        found = look_up(key_of_task(self._plan, self._machine))
+        kept = closest(found, workers=self._per_host, share=self._share, strategy=self._plan.strategy)
         if kept is None:
             return None
         profile, when = kept.profile, time.strftime("%Y-%m-%d %H:%M", time.gmtime(kept.made_at))

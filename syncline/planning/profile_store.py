@@ -80,12 +80,21 @@ def look_up(key: str) -> list[Kept]:
     return []
 
 
-def closest(found: Sequence[Kept], *, workers: int, share: float) -> Kept | None:
-    """The profile whose load is most like this one; None if none is near."""
+def closest(found: Sequence[Kept], *, workers: int, share: float, strategy: str = "allreduce") -> Kept | None:
+    """The profile whose load is most like this one; None if none is near.
+
+    Of equals, that of the same strategy, then that of an all-reduce, whose phases are the best separated.
+    """
     near = [one for one in found if max(one.profile.share / share, share / one.profile.share) <= _FURTHEST]
     if not near:
         return None
-    return min(near, key=lambda one: (one.profile.workers != workers, abs(math.log(one.profile.share / share))))
+
+    def unlike(one: Kept) -> tuple[bool, float, int]:
+        other = one.profile.strategy
+        rank = [strategy, "allreduce", other].index(other)
+        return one.profile.workers != workers, abs(math.log(one.profile.share / share)), rank
+
+    return min(near, key=unlike)
 
 
 def keep(key: str, new: Kept) -> None:

@@ -2,9 +2,11 @@ from __future__ import annotations
 
 import errno
 from pathlib import Path
+from types import SimpleNamespace
 
 from syncline.driver import _Emitter
 from syncline.telemetry.events import Event, WarningMessage, WorkerOutput
+from syncline.telemetry.run_dir import RunDir
 
 
 class FullDisk:
@@ -25,7 +27,8 @@ class Seen:
 
 def test_events_that_cannot_be_written_are_still_shown_and_the_user_is_warned_once():
     view = Seen()
-    emit = _Emitter(FullDisk(), view, Path("checkpoints"))  # type: ignore[arg-type]
+    forecaster = SimpleNamespace(on_event=lambda event: None)
+    emit = _Emitter(FullDisk(), view, RunDir(Path("run")), forecaster)  # type: ignore[arg-type]
     for number in range(3):
         emit(WorkerOutput(worker_id=0, text=str(number)))
     assert [e.text for e in view.events if isinstance(e, WorkerOutput)] == ["0", "1", "2"]

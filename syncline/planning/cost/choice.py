@@ -1,7 +1,7 @@
 """Which strategies a run could use, predicted and put in order. Pure.
 
 Here: `candidates` and `TrainingPlan`, with its table. Not here: what a prediction is made of (`step.py`), and measuring
-the profile that it is made from (`syncline/advisor.py`).
+the profile that it is made from (`syncline/measuring.py`).
 """
 
 from __future__ import annotations
@@ -23,7 +23,8 @@ __all__ = ["TrainingPlan"]
 
 _UNDECLARED = "it declares neither bytes_per_step nor traffic, so only a run can show its speed"
 
-_HEAD: tuple[str, ...] = ("", "strategy", "layout", "step", "samples/s", "bytes/step", "memory", "why")
+_DIFFERENT = "These train differently: compare their accuracy, too. In order of speed; samples: how many times as many."
+_HEAD: tuple[str, ...] = ("", "strategy", "layout", "step", "samples/s", "bytes/step", "memory", "samples", "why")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -68,7 +69,10 @@ class TrainingPlan:
         widths = [max(len(row[column]) for row in [*rows, *others]) for column in range(len(rows[0]) - 1)]
         lines = [_line(row, widths) for row in rows]
         if others:
-            lines += ["", "These train differently: compare their accuracy, too. In order of speed alone."]
+            lines += [
+                "",
+                _DIFFERENT,
+            ]
             lines += [_line(row, widths) for row in others]
         lines += ["", *(f"{name}: not possible. {why}" for name, why in self.refused.items())] if self.refused else []
         return "\n".join([*lines, *self.notes])
@@ -93,7 +97,8 @@ class TrainingPlan:
         mark = ">" if each == self.best else ""
         return (
             mark, each.strategy, each.layout, _time(each.step_s), f"{each.samples_per_s.mid:,.0f}",
-            size(each.bytes_per_step), _megabytes(each.memory_bytes), in_one_line(each, self._baseline),
+            size(each.bytes_per_step), _megabytes(each.memory_bytes),
+            "?" if each.samples is None else f"{each.samples.mid:.2f}x", in_one_line(each, self._baseline),
         )  # fmt: skip
 
 

@@ -16,6 +16,7 @@ from syncline.planning.cost.exchange import coding_s, exchange_s, saturated_s
 from syncline.planning.cost.network import Network
 from syncline.planning.cost.profile import COMPUTE, Profile
 from syncline.planning.cost.ranges import ZERO, Range
+from syncline.planning.cost.samples import samples_factor
 from syncline.planning.cost.waiting import expected_largest, waiting_factor
 from syncline.strategies.how import Exact
 from syncline.strategies.method import Method, ModelShapes
@@ -72,6 +73,8 @@ class Prediction:
     start_up_s: float
     is_exact: bool
     """Whether the result is that of one process, whatever the number of workers."""
+    samples: Range | None = None
+    """How many times as many samples it needs as one process, for the same accuracy; None if that is not known."""
 
     @property
     def step_s(self) -> Range:
@@ -112,7 +115,7 @@ def predict(workload: Workload, strategy: str, method: Method, network: Network)
         *_waiting_terms(workload, traffic, compute_s),
         *_scoring_terms(workload, traffic, computing),
     ]
-    is_exact = method.is_lock_step and all(each.encoding == Exact() for each in traffic)
+    is_exact = workers == 1 or (method.is_lock_step and all(each.encoding == Exact() for each in traffic))
     return Prediction(
         strategy=strategy,
         layout="replicated",
@@ -122,7 +125,8 @@ def predict(workload: Workload, strategy: str, method: Method, network: Network)
         bytes_per_step=sum(each.bytes_per_step for each in traffic),
         memory_bytes=memory_bytes(workload, method),
         start_up_s=workload.profile.start_up_s,
-        is_exact=is_exact or workers == 1,
+        is_exact=is_exact,
+        samples=samples_factor(strategy, is_exact=is_exact),
     )
 
 

@@ -1,0 +1,362 @@
+"""Measuring a task for a prediction, with short real runs, and predicting every strategy from that.
+
+Here: `answer`, for `syncline plan`, `choose`, for `--strategy auto`, and `measure_task`, for simulations. They get the
+function that runs a task, because the driver, which has it, uses this module. Not here: the prediction itself, which is
+pure (`planning/cost/`), the choice (`planning/cost/auto.py`), and showing either (`cli/plan.py`).
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import re
+import tempfile
+import time
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+from syncline.config.run import RunConfig
+from syncline.errors import ConfigError, plural
+from syncline.observe.observer import Observer
+from syncline.planning.cost.auto import cannot_choose, pick, wants_exact
+from syncline.planning.cost.choice import TrainingPlan, all_strategies, make_training_plan
+from syncline.planning.cost.network import DEFAULT_NETWORK, HostRates, Network, read_link
+from syncline.planning.cost.profile import Profile, profile_of
+from syncline.planning.cost.ranges import Range
+from syncline.planning.cost.rates import rates_seen
+from syncline.planning.cost.step import Workload
+from syncline.planning.machine import Machine
+from syncline.planning.plan import Plan
+from syncline.planning.planner import TaskFacts, held_out_samples, make_plan
+from syncline.planning.profile_store import Kept, closest, keep, key_of_task, key_of_transport, look_up
+from syncline.planning.simulation.study import Measured
+from syncline.strategies.how import Exact
+from syncline.strategies.method import ModelShapes, RunConditions
+from syncline.strategies.reading import read_strategy
+from syncline.strategies.traffic import Traffic
+from syncline.task import Task
+from syncline.telemetry.events import Event, Progress, RunStarted, WarningMessage, WorkerReady
+
+Run = Callable[[Task, RunConfig, Observer], object]
+"""Trains a task, and shows it to an observer."""
+Say = Callable[[str], None]
+
+_WITHOUT_END = 100_000
+_LONGEST_S = 120.0
+_FEWEST_REPORTS = 6
+"""Of each worker; the first of them warms up."""
+_SECONDS_OF_CHOICE = 2.0
+"""How long `--strategy auto` measures a step."""
+_TRIALS = 3
+"""How often a profile is measured at most until two agree."""
+_QUICK_S = 1.0
+"""Who gives less time than this wants a quick look, and gets one measurement."""
+_AGREE = 0.1
+"""Profiles whose steps differ by less than this part agree."""
+_CODING_ROUNDS = 5
+
+
+@dataclass(frozen=True, kw_only=True)
+class Question:
+    """What is to be planned."""
+
+    task: Task
+    config: RunConfig
+    hosts: int = 1
+    network: str | None = None
+    seconds: float = 3.0
+    may_know: bool = False
+    """Whether a profile that was kept of an earlier run of the same task will do."""
+
+    def __post_init__(self) -> None:
+        if self.hosts < 1 or self.config.workers % self.hosts:
+            raise ConfigError(
+                f"--hosts is {self.hosts}, but {self.config.workers} workers cannot be divided among so many hosts "
+                "equally. Set --workers to a multiple of --hosts.",
+                code="hosts", hosts=self.hosts, workers=self.config.workers,
+            )  # fmt: skip
+        if not 0 < self.seconds <= 600:
+            raise ConfigError.for_setting("seconds", self.seconds, "more than 0 and at most 600")
+        if self.config.layout != "replicated":
+            raise ConfigError(
+                f"Plans are made for the layout replicated, not for {self.config.layout}. Leave out --layout; "
+                "'syncline explain' predicts the stages of a pipeline.",
+                code="plan-layout", layout=self.config.layout,
+            )  # fmt: skip
+
+    @property
+    def per_host(self) -> int:
+        return self.config.workers // self.hosts
+
+
+def answer(question: Question, strategies: Sequence[str] | None, say: Say, run: Run) -> TrainingPlan:
+    """Measure, and predict."""
+    names = list(strategies or all_strategies())
+    methods = {name: read_strategy(name).method for name in names}  # an invalid one fails before anything is measured
+    link = read_link(question.network or DEFAULT_NETWORK)
+    measuring = _Measuring(question, say, run)
+    shapes, slots = measuring.shapes_and_slots()
+    profile = measuring.profile(shapes, slots)
+    rates = measuring.rates(profile, methods, shapes)
+    machine, facts = measuring.machine, measuring.facts
+    largest_part = max(method.held_out for method in methods.values())
+    workload = Workload(
+        profile=profile,
+        shapes=shapes,
+        optimizer_slots=slots,
+        batch=measuring.batch,
+        workers=question.config.workers,
+        held_out_samples=held_out_samples(largest_part, facts.train_samples, question.config.workers),
+    )
+    conditions = RunConditions(workers=question.config.workers, hosts=question.hosts, clip_norm=facts.clip_norm)
+    network = Network(link=link, hosts=question.hosts, cores=machine.cores, rates=rates)
+    return make_training_plan(
+        workload, network, model=facts.model, data=facts.data, strategies=names, conditions=conditions,
+        notes=_notes(question, measuring, profile),
+    )  # fmt: skip
+
+
+def choose(task: Task, config: RunConfig, say: Say, run: Run) -> tuple[RunConfig, tuple[str, ...]]:
+    """The settings with the strategy that `--strategy auto` chooses on this machine, and what to say of the choice."""
+    asked = config.strategy
+    exact_only = wants_exact(asked)
+    if config.engine != "local":
+        why = f"it measures the task on this machine, but --engine {config.engine} may use others"
+        raise cannot_choose(asked, why, "engine")
+    if config.layout != "replicated":
+        raise cannot_choose(asked, f"it chooses for the layout replicated, not for {config.layout}", "layout")
+    facts, machine = task.facts(), Machine.here()
+    possible = [name for name in all_strategies() if _can_have(facts, config.replace(strategy=name), machine)]
+    if not possible:
+        make_plan(facts, config.replace(strategy="allreduce"), machine)  # says what is wrong
+    if config.workers == 1:
+        return config.replace(strategy="allreduce"), ("With one worker there is nothing to exchange.",)
+    config = config.replace(strategy="allreduce")
+    question = Question(task=task, config=config, seconds=_SECONDS_OF_CHOICE, may_know=True)
+    chosen = pick(answer(question, possible, say, run), exact_only=exact_only)
+    return config.replace(strategy=chosen.chosen.strategy), tuple(chosen.describe())
+
+
+def _can_have(facts: TaskFacts, config: RunConfig, machine: Machine) -> bool:
+    try:
+        make_plan(facts, config, machine)
+    except ConfigError:
+        return False
+    return True
+
+
+def measure_task(
+    question: Question, strategies: Sequence[str], say: Say, run: Run, *, compute_s: float | None
+) -> Measured:
+    """What a simulation needs; with `compute_s`, the time of a worker's step, nothing is run."""
+    methods = {name: read_strategy(name).method for name in strategies}
+    link = read_link(question.network or DEFAULT_NETWORK)
+    measuring = _Measuring(question, say, run)
+    shapes, slots = measuring.shapes_and_slots()
+    rates = HostRates(coding_s=_coding(methods, shapes, question.config.workers, say))
+    if compute_s is None:
+        profile = measuring.profile(shapes, slots)
+        compute_s, rates = profile.compute_s.mid, measuring.rates(profile, methods, shapes)
+    network = Network(link=link, cores=measuring.machine.cores, rates=rates)
+    return Measured(shapes=shapes, optimizer_slots=slots, compute_s=compute_s, network=network)
+
+
+def _notes(question: Question, measuring: _Measuring, profile: Profile) -> list[str]:
+    link = f", each with a link of {question.network or DEFAULT_NETWORK}" if question.hosts > 1 else ""
+    where = "this machine" if question.hosts == 1 else f"{question.hosts} hosts like this machine{link}"
+    notes = [
+        f"For {question.config.workers} workers on {where}, batch size {measuring.batch}, {profile.threads} thread(s) "
+        f"each. A step was measured with {profile.workers} worker(s) on {profile.intervals} intervals of a run."
+    ]
+    if not profile.is_steady:
+        notes.append(
+            f"The measured times vary by {100 * profile.compute_s.spread:.0f}%: something else is using this machine. "
+            "Plan again when it is idle, or believe the order more than the times."
+        )
+    return notes
+
+
+class _Measuring:
+    """Short runs on this machine, with as many workers as one host will have, but not more than cores."""
+
+    def __init__(self, question: Question, say: Say, run: Run) -> None:
+        self._question, self._say, self._run = question, say, run
+        self.machine, self.facts = Machine.here(), question.task.facts()
+        self._whole = whole = make_plan(
+            self.facts, dataclasses.replace(question.config, strategy="allreduce"), self.machine
+        )
+        self.batch = whole.batch
+        self._count = max(1, min(question.per_host, self.machine.cores))
+        self._threads = question.config.threads or max(1, self.machine.cores // question.per_host)
+        self._tune: Literal["auto", "off"] = "auto" if whole.measured else "off"
+        """As in the run that is planned: a short one is not tuned."""
+        self._share = max(1, round(self.batch / question.config.workers))
+
+    def shapes_and_slots(self) -> tuple[ModelShapes, int]:
+        """The parameters' shapes, and how many numbers the optimizer keeps for each."""
+        from torch import nn
+
+        from syncline.compute.memory import optimizer_slots
+        from syncline.workers.build import build_optimizer
+        from syncline.workers.entry import parameter_shapes
+
+        self._say("Examining the model.")
+        task = self._question.task
+        return ModelShapes(parameter_shapes(task)), optimizer_slots(build_optimizer(task, nn.Linear(1, 1)))
+
+    def profile(self, shapes: ModelShapes, slots: int) -> Profile:
+        """Of a synchronous run. Measured again while two measurements disagree; the faster of those that agree counts.
+
+        Something else on the machine only ever makes a step slower.
+        """
+        if (known := self._known("allreduce")) is not None:
+            self._say(f"Using what an earlier run of {self.facts.model} has shown on this machine.")
+            return known
+        found: list[Profile] = []
+        trials = _TRIALS if self._question.seconds >= _QUICK_S else 1
+        for trial in range(trials):
+            again = f" again, because the times vary ({trial + 1} of at most {trials})" if trial else ""
+            self._say(f"Measuring a step with {plural(self._count, 'worker')}{again}.")
+            found.append(self._measured("allreduce", self._question.seconds))
+            found.sort(key=lambda profile: profile.compute_s.mid)
+            if found[0].is_steady and (len(found) == 1 or _agree(found[0], found[1])):
+                break
+        self._keep(found[0], shapes, slots)
+        return found[0]
+
+    def _known(self, strategy: str) -> Profile | None:
+        """What is kept of a run with the same load, if that will do."""
+        if not self._question.may_know:
+            return None
+        kept = [one for one in look_up(self._key(strategy)) if one.profile.strategy == strategy]
+        found = closest(kept, workers=self._count, share=self._share)
+        is_same = found is not None and (found.profile.workers, found.profile.share) == (self._count, self._share)
+        return found.profile if found is not None and is_same else None
+
+    def _keep(self, profile: Profile, shapes: ModelShapes, slots: int) -> None:
+        """For the prediction of the run itself, and for the next choice."""
+        if profile.is_steady:
+            named = {name: list(shape) for name, shape in shapes.by_name.items()}
+            kept = Kept(profile=profile, shapes=named, optimizer_slots=slots)
+            keep(self._key(profile.strategy), kept)
+            if profile.workers > 1:
+                keep(key_of_transport(self._plan_of(profile.strategy), self.machine), kept)
+
+    def _key(self, strategy: str) -> str:
+        return key_of_task(self._plan_of(strategy), self.machine)
+
+    def _plan_of(self, strategy: str) -> Plan:
+        """That of a measuring run, as far as what is kept depends on it."""
+        return dataclasses.replace(self._whole, strategy=strategy, workers=self._whole.workers[: self._count])
+
+    def rates(self, profile: Profile, methods: Mapping[str, Any], shapes: ModelShapes) -> HostRates:
+        """What exchanges cost inside a host, from the time that they took here."""
+        rates = HostRates(coding_s=_coding(methods, shapes, self._question.config.workers, self._say))
+        rates = rates_seen(rates, profile, _traffic("allreduce", shapes, profile.workers))
+        if profile.workers > 1 and self._question.hosts == 1 and any(method.servers for method in methods.values()):
+            at_server = self._known("server-sync")
+            if at_server is None:
+                self._say("Measuring a parameter server.")
+                at_server = self._measured("server-sync", self._question.seconds / 2)
+                self._keep(at_server, shapes, 0)
+            rates = rates_seen(rates, at_server, _traffic("server-sync", shapes, profile.workers))
+        return rates
+
+    def _measured(self, strategy: str, seconds: float) -> Profile:
+        """From a run that is ended when it has shown enough."""
+        watching = _Watching(self._say, seconds)
+        batch = self._share * self._count
+        with tempfile.TemporaryDirectory(prefix="syncline-plan-") as folder:
+            config = dataclasses.replace(
+                self._question.config, strategy=strategy, workers=self._count, batch=batch, threads=self._threads,
+                max_steps=None, epochs=_WITHOUT_END, evaluate_every=0, out=folder, name="profile",
+                checkpoint_every_s=1e6, checkpoint_every_steps=None, resume=None, engine="local",
+                tune=self._tune,
+            )  # fmt: skip
+            with suppress(_Enough):
+                self._run(self._question.task, config, watching)
+        found = watching.profile()
+        if found is None:
+            raise ConfigError(
+                f"A step of {self.facts.model} could not be measured in {_LONGEST_S:g} s. Give a smaller --batch.",
+                code="cannot-measure", seconds=_LONGEST_S,
+            )  # fmt: skip
+        return found
+
+
+class _Enough(Exception):
+    """Ends a run whose steps have been measured."""
+
+
+class _Watching:
+    """An observer of a run that measures: it ends the run when all workers have reported for long enough."""
+
+    def __init__(self, say: Say, seconds: float) -> None:
+        self._say, self._seconds = say, seconds
+        self._events: list[Event] = []
+        self._plan: Plan | None = None
+        self._pids: dict[int, int] = {}
+        self._reports: dict[int, int] = {}
+        self._memory_bytes = 0
+        self._first_s = 0.0
+
+    def on_event(self, event: Event) -> None:
+        self._events.append(event)
+        if isinstance(event, RunStarted):
+            self._plan = Plan.from_dict(event.plan)
+        if isinstance(event, WarningMessage):
+            self._say(event.message)
+        if isinstance(event, WorkerReady):
+            self._pids[event.worker_id] = event.pid
+        if isinstance(event, Progress) and self._plan is not None:
+            self._first_s = self._first_s or time.monotonic()
+            self._reports[event.worker_id] = self._reports.get(event.worker_id, 0) + 1
+            self._memory_bytes = max([self._memory_bytes, *map(resident_bytes, self._pids.values())])
+            passed = time.monotonic() - self._first_s
+            have_all = len(self._reports) == self._plan.size and min(self._reports.values()) >= _FEWEST_REPORTS
+            if (passed >= self._seconds and have_all) or passed >= _LONGEST_S:
+                raise _Enough
+
+    def profile(self) -> Profile | None:
+        found = profile_of(self._events, self._plan) if self._plan is not None else None
+        return None if found is None else dataclasses.replace(found, memory_bytes=self._memory_bytes)
+
+    def close(self) -> None: ...
+
+
+def resident_bytes(pid: int) -> int:
+    """The largest resident memory of a process on this machine so far; 0 if it is gone, or the system does not say."""
+    with suppress(OSError):
+        found = re.search(r"^VmHWM:\s*(\d+) kB", Path(f"/proc/{pid}/status").read_text(), re.MULTILINE)
+        return int(found[1]) * 1024 if found else 0
+    return 0
+
+
+def _agree(one: Profile, other: Profile) -> bool:
+    return abs(one.compute_s.mid - other.compute_s.mid) <= _AGREE * one.compute_s.mid
+
+
+def _traffic(strategy: str, shapes: ModelShapes, workers: int) -> tuple[Traffic, ...]:
+    return read_strategy(strategy).method.traffic(shapes, workers) or ()
+
+
+def _coding(methods: Mapping[str, Any], shapes: ModelShapes, workers: int, say: Say) -> dict[str, Range]:
+    """Seconds to encode all parameters once; decoding takes about as long."""
+    import torch
+
+    encodings = {each.encoding for method in methods.values() for each in method.traffic(shapes, workers) or ()}
+    found = {}
+    for how in encodings - {Exact()}:
+        codec = getattr(how, "codec", None)
+        if codec is None:
+            continue
+        say(f"Measuring the encoding {type(how).__name__}.")
+        values, made, times = torch.randn(shapes.numel), codec(), []
+        for _ in range(_CODING_ROUNDS):
+            began = time.perf_counter()
+            made.decode(made.encode(values), shapes.numel)
+            times.append((time.perf_counter() - began) / 2)
+        found[str(how)] = Range.of(times[1:])
+    return found
