@@ -30,6 +30,7 @@ def plan(
     network: str | None = None,
     hosts: int = 1,
     strategies: Sequence[str] | None = None,
+    layouts: Sequence[str] = (),
     data_dir: str | Path | None = None,
     seconds: float = 3.0,
     say: Say | None = None,
@@ -39,6 +40,7 @@ def plan(
 
     The model is measured on this machine for about `seconds`, in short runs that leave nothing behind. With several
     `hosts`, which are taken to be like this machine, `network` describes each one's link, such as "100mbit,1ms".
+    `layouts` are planned besides `replicated`, with the strategies that they fit: ["sharded"], or ["all"].
     `settings` are those of `RunConfig` and of `syncline.train`: batch, threads, optimizer, ...
 
     >>> plan = syncline.plan(model="lenet", data="mnist", workers=4, hosts=4, network="100mbit")   # doctest: +SKIP
@@ -50,5 +52,7 @@ def plan(
     task = Task(model=model, data=data, **{k: v for k, v in settings.items() if k in parts})
     config = RunConfig(workers=workers, **{k: v for k, v in settings.items() if k not in parts})
     located = task.with_defaults().located(Path(data_dir) if data_dir else None, None)
-    question = Question(task=located, config=config, hosts=hosts, network=network, seconds=seconds)
+    question = Question(
+        task=located, config=config, hosts=hosts, network=network, seconds=seconds, layouts=tuple(layouts)
+    )
     return answer(question, strategies, say or (lambda text: None), run_task)  # noqa: ARG005

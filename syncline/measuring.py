@@ -19,6 +19,8 @@ from typing import Any, Literal
 
 from syncline.config.run import RunConfig
 from syncline.errors import ConfigError, plural
+from syncline.layouts.choice import Candidate
+from syncline.layouts.layout import REPLICATED, is_auto, read_layout
 from syncline.observe.observer import Observer
 from syncline.planning.cost.auto import cannot_choose, pick, wants_exact
 from syncline.planning.cost.choice import TrainingPlan, all_strategies, make_training_plan
@@ -43,6 +45,7 @@ Run = Callable[[Task, RunConfig, Observer], object]
 """Trains a task, and shows it to an observer."""
 Say = Callable[[str], None]
 
+ALL = "all"
 _WITHOUT_END = 100_000
 _LONGEST_S = 120.0
 _FEWEST_REPORTS = 6
@@ -67,6 +70,8 @@ class Question:
     hosts: int = 1
     network: str | None = None
     seconds: float = 3.0
+    layouts: tuple[str, ...] = ()
+    """Layouts to look at besides `replicated`; `all` for every one that the model can have."""
     may_know: bool = False
     """Whether a profile that was kept of an earlier run of the same task will do."""
 
@@ -79,12 +84,27 @@ class Question:
             )  # fmt: skip
         if not 0 < self.seconds <= 600:
             raise ConfigError.for_setting("seconds", self.seconds, "more than 0 and at most 600")
-        if self.config.layout != "replicated":
+        if self.asked_layouts and self.hosts > 1:
             raise ConfigError(
-                f"Plans are made for the layout replicated, not for {self.config.layout}. Leave out --layout; "
-                "'syncline explain' predicts the stages of a pipeline.",
-                code="plan-layout", layout=self.config.layout,
+                "Layouts are planned for one host, because the workers of a replica must be on one machine. Leave out "
+                "--layout, or --hosts.",
+                code="plan-layout", layouts=list(self.asked_layouts), hosts=self.hosts,
             )  # fmt: skip
+        for layout in self.asked_layouts:
+            if layout != ALL:
+                read_layout(layout)
+
+    @property
+    def asked_layouts(self) -> tuple[str, ...]:
+        """The settings of the run may name one, too."""
+        if is_auto(self.config.layout):
+            return (*self.layouts, ALL)
+        return self.layouts if self.config.layout == REPLICATED else (*self.layouts, self.config.layout)
+
+    @property
+    def usual(self) -> RunConfig:
+        """The settings of a run that is measured: synchronous, with the whole model on each worker."""
+        return self.config.replace(strategy="allreduce", layout=REPLICATED)
 
     @property
     def per_host(self) -> int:
@@ -114,7 +134,7 @@ def answer(question: Question, strategies: Sequence[str] | None, say: Say, run: 
     network = Network(link=link, hosts=question.hosts, cores=machine.cores, rates=rates)
     return make_training_plan(
         workload, network, model=facts.model, data=facts.data, strategies=names, conditions=conditions,
-        notes=_notes(question, measuring, profile),
+        layouts=measuring.layouts(), notes=_notes(question, measuring, profile),
     )  # fmt: skip
 
 
@@ -184,9 +204,7 @@ class _Measuring:
     def __init__(self, question: Question, say: Say, run: Run) -> None:
         self._question, self._say, self._run = question, say, run
         self.machine, self.facts = Machine.here(), question.task.facts()
-        self._whole = whole = make_plan(
-            self.facts, dataclasses.replace(question.config, strategy="allreduce"), self.machine
-        )
+        self._whole = whole = make_plan(self.facts, question.usual, self.machine)
         self.batch = whole.batch
         self._count = max(1, min(question.per_host, self.machine.cores))
         self._threads = question.config.threads or max(1, self.machine.cores // question.per_host)
@@ -205,6 +223,19 @@ class _Measuring:
         self._say("Examining the model.")
         task = self._question.task
         return ModelShapes(parameter_shapes(task)), optimizer_slots(build_optimizer(task, nn.Linear(1, 1)))
+
+    def layouts(self) -> tuple[Candidate, ...]:
+        """What the layouts that were asked for mean for the run."""
+        asked = self._question.asked_layouts
+        if not asked or self._question.config.workers == 1:
+            return ()
+        from syncline.workers.layout_facts import look_at_layouts
+
+        self._say("Timing the layers of the model, for other layouts.")
+        wanted = {str(read_layout(layout)) for layout in asked if layout != ALL}
+        more = [read_layout(layout) for layout in wanted]
+        found = look_at_layouts(self._question.task, self.facts, self._question.usual, self.machine, more)
+        return tuple(each for each in found if ALL in asked or each.layout.is_replicated or str(each.layout) in wanted)
 
     def profile(self, shapes: ModelShapes, slots: int) -> Profile:
         """Of a synchronous run. Measured again while two measurements disagree; the faster of those that agree counts.
@@ -270,7 +301,7 @@ class _Measuring:
         batch = self._share * self._count
         with tempfile.TemporaryDirectory(prefix="syncline-plan-") as folder:
             config = dataclasses.replace(
-                self._question.config, strategy=strategy, workers=self._count, batch=batch, threads=self._threads,
+                self._question.usual, strategy=strategy, workers=self._count, batch=batch, threads=self._threads,
                 max_steps=None, epochs=_WITHOUT_END, evaluate_every=0, out=folder, name="profile",
                 checkpoint_every_s=1e6, checkpoint_every_steps=None, resume=None, engine="local",
                 tune=self._tune,

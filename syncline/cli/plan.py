@@ -33,6 +33,10 @@ def plan(
         list[str] | None,
         typer.Option("--strategy", "-s", help="Plan this strategy only; may be repeated, and may be your own."),
     ] = None,
+    layout: Annotated[
+        list[str] | None,
+        typer.Option("--layout", help="Also plan this layout, or all that the model can have; may be repeated."),
+    ] = None,
     why: Annotated[str | None, typer.Option(help="Explain the prediction of this strategy, term by term.")] = None,
     seconds: Annotated[
         float, typer.Option(help="How long to measure a step of the model; less than 1 measures once.")
@@ -53,6 +57,7 @@ def plan(
     syncline plan runs/lenet-mnist-20260101-120000
     syncline plan lenet --data mnist --workers 4 --hosts 4 --network 100mbit,1ms
     syncline plan lenet --data mnist --workers 4 --why sparknet
+    syncline plan lenet --data mnist --workers 4 --strategy allreduce --layout all
     """
     from syncline.cli.tasks import find_task
     from syncline.driver import run_task
@@ -67,7 +72,8 @@ def plan(
 
     located = found.task.with_defaults().located(found.data_dir, None)
     question = Question(
-        task=located, config=found.config, hosts=hosts, network=network, seconds=seconds
+        task=located, config=found.config, hosts=hosts, network=network, seconds=seconds,
+        layouts=tuple(layout or ()),
     )  # fmt: skip
     names = [*strategy, *([why] if why and why not in strategy else [])] if strategy else None
     made = answer(question, names, _progress, run_task)

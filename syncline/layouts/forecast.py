@@ -15,6 +15,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from typing import NamedTuple
 
 from syncline.errors import ConfigError
 from syncline.layouts.cut import StageCut, StageLink, UnitCost, best_cut, cut_at
@@ -71,11 +72,18 @@ class Forecast:
     """Into how many micro-batches each share of a step is divided."""
     is_finer: bool = False
     """Whether these are more than without a limit of memory."""
-    step_s: float
+    compute_s: float
+    """Forward and backward passes; in a pipeline, with the bubble."""
+    update_s: float
+    exchange_s: float
     bubble: float = 0.0
     balance: float = 1.0
     moved_bytes: int = 0
     """What a worker sends in a step, inside its replica and between replicas."""
+
+    @property
+    def step_s(self) -> float:
+        return self.compute_s + self.update_s + self.exchange_s
 
     @property
     def largest(self) -> Need:
@@ -151,10 +159,11 @@ def _first_count(layout: Layout, facts: ModelFacts, grid: Grid, share: int, piec
 def _predict(layout: Layout, facts: ModelFacts, grid: Grid, share: int, count: int, limit: int | None) -> Forecast:
     cut = _cut_of(layout, facts, grid, share, count, limit)
     needs = needs_of(layout, facts, grid, samples=-(-share // count), micro_batches=count, cut=cut)
-    seconds, moved = _step(layout, facts, grid, share, needs, cut)
+    spent = _step(layout, facts, grid, share, needs, cut)
     even = cut is None
     return Forecast(
-        layout=layout, grid=grid, needs=needs, micro_batches=count, step_s=seconds, moved_bytes=moved,
+        layout=layout, grid=grid, needs=needs, micro_batches=count, compute_s=spent.compute_s, update_s=spent.update_s,
+        exchange_s=spent.exchange_s, moved_bytes=spent.moved_bytes,
         bubble=0.0 if even else cut.bubble, balance=1.0 if even else cut.balance,  # type: ignore[union-attr]
     )  # fmt: skip
 
@@ -271,11 +280,18 @@ def activation_bytes(units: Sequence[UnitCost]) -> float:
     return sum(unit.saved_bytes for unit in units) + max(sum(kept.values()), sent)
 
 
+class _Spent(NamedTuple):
+    """The seconds of a step, and the bytes that a worker sends in it."""
+
+    compute_s: float
+    update_s: float
+    exchange_s: float
+    moved_bytes: int
+
+
 def _step(
     layout: Layout, facts: ModelFacts, grid: Grid, share: int, needs: Sequence[Need], cut: StageCut | None
-) -> tuple[float, int]:
-    """The seconds of a step, and the bytes that a worker sends in it."""
-    link = StageLink()
+) -> _Spent:
     most = max(needs, key=lambda need: need.parameters)
     held = most.parameters - facts.constants
     moves = 3 + 2 * facts.optimizer_state
@@ -285,20 +301,18 @@ def _step(
     lane = grid.replicas * (1 if layout.is_replicated else grid.shards)
     summed = held * grid.shards if lane > 1 else 0
     rounds = 1 if layout.is_replicated else -(-summed // _ROUND_BYTES)
-    seconds = (
-        update
-        + 2 * summed / _BYTES_PER_S
-        + (rounds + (1 if layout.is_replicated else 3)) * _BARRIER_S * (grid.workers > 1)
-    )
+    barriers = (rounds + (1 if layout.is_replicated else 3)) * _BARRIER_S * (grid.workers > 1)
+    exchange = 2 * summed / _BYTES_PER_S + barriers
     if cut is not None:
         crossing = [facts.units[high - 1].sent_bytes + facts.units[high - 1].returned_bytes for high in cut.boundaries]
-        return seconds + cut.step_s, summed + round(share * max(crossing, default=0.0))
+        return _Spent(cut.step_s, update, exchange, summed + round(share * max(crossing, default=0.0)))
     found = facts.divided.get(grid.slices)
     if grid.slices == 1 or not isinstance(found, DividedFacts):
-        return seconds + share * facts.seconds_per_sample, summed
+        return _Spent(share * facts.seconds_per_sample, update, exchange, summed)
     compute = share * _divided_seconds(facts, found, grid.slices)
-    exchanged = round(share * found.exchanged_bytes)
-    return seconds + compute + link.seconds(exchanged) + 4 * found.layers * _BARRIER_S, summed + exchanged
+    gathered = round(share * found.exchanged_bytes)
+    exchange += StageLink().seconds(gathered) + 4 * found.layers * _BARRIER_S
+    return _Spent(compute, update, exchange, summed + gathered)
 
 
 def _divided_seconds(facts: ModelFacts, found: DividedFacts, slices: int) -> float:

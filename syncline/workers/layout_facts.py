@@ -85,17 +85,25 @@ def settle_layout(
     return _with_layout(config, predicted), (describe_fit(predicted, request.limit),)
 
 
+def look_at_layouts(
+    task: Task, facts: TaskFacts, config: RunConfig, machine: Machine, more: Sequence[Layout] = ()
+) -> tuple[Candidate, ...]:
+    """What each possible layout, and `more`, would mean for the run; the model is built, and its layers are timed."""
+    plan = make_plan(facts, config.replace(layout=REPLICATED), machine)
+    request = _Request(task, config.replace(layout=AUTO), plan, more)
+    return request.look_at(request.facts())
+
+
 class _Request:
     """A layout that was asked for, and the run that is to have it; `plan` is that of the run without any layout."""
 
-    def __init__(self, task: Task, config: RunConfig, plan: Plan) -> None:
+    def __init__(self, task: Task, config: RunConfig, plan: Plan, more: Sequence[Layout] = ()) -> None:
         self._task, self._config, self._plan = task, config, plan
         self.chooses = is_auto(config.layout)
         self.limit = plan.memory_limit_bytes
         self._layout = Layout() if self.chooses else read_layout(config.layout)
         self._layouts = candidates(plan.size) if self.chooses or self.limit is not None else []
-        if self._layout not in self._layouts:
-            self._layouts.append(self._layout)
+        self._layouts += [layout for layout in (self._layout, *more) if layout not in self._layouts]
 
     def facts(self) -> ModelFacts:
         """What the layouts need to know; what is impossible is raised if it was asked for."""

@@ -18,10 +18,15 @@ def test_a_plan_measures_the_model_and_leaves_no_run(tmp_path: Path, monkeypatch
     monkeypatch.chdir(tmp_path)
     said: list[str] = []
     plan = syncline.plan(
-        model="mlp", data="digits", workers=2, strategies=["allreduce", "sparknet(5)"], seconds=0.5, say=said.append
-    )
+        model="mlp", data="digits", workers=2, strategies=["allreduce", "sparknet(5)"], seconds=0.5, say=said.append,
+        layout="sharded", layouts=["pipeline(2)"],
+    )  # fmt: skip
     assert plan.best.strategy == "allreduce"
-    assert {each.strategy for each in plan.predictions} == {"allreduce", "sparknet(5)"}
+    assert {(each.strategy, each.layout) for each in plan.predictions} == {
+        ("allreduce", "replicated"), ("allreduce", "sharded"), ("allreduce", "pipeline(2)"),
+        ("sparknet(5)", "replicated"),
+    }  # fmt: skip
+    assert "waiting" in plan.why("allreduce", "pipeline(2)")
     assert plan.best.samples_per_s.mid > 0
     assert plan.best.bytes_per_step % 4 == 0
     assert plan.best.bytes_per_step > 10_000
@@ -63,5 +68,7 @@ def test_what_cannot_be_planned_is_refused_before_anything_runs():
         syncline.plan(model="mlp", data="digits", workers=3, hosts=2)
     assert raised.value.code == "hosts"
     with pytest.raises(ConfigError) as raised:
-        syncline.plan(model="mlp", data="digits", layout="sharded")
+        syncline.plan(model="mlp", data="digits", workers=2, hosts=2, layouts=["sharded"])
     assert raised.value.code == "plan-layout"
+    with pytest.raises(ConfigError):
+        syncline.plan(model="mlp", data="digits", workers=2, layouts=["shredded"])

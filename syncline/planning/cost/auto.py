@@ -99,7 +99,7 @@ def pick(plan: TrainingPlan, *, exact_only: bool) -> Pick:
 
     One that trains differently is chosen only if it is worth it even with as many samples as it may need at most.
     """
-    exact = _best_exact([each for each in plan.predictions if each.is_exact])
+    exact = _best_exact([each for each in plan.predictions if each.is_exact and each.layout == "replicated"])
     if exact is None:
         raise cannot_choose("auto", "no strategy that computes what one process would can be used here", "no-exact")
     known = [each for each in plan.predictions if each.samples is not None and not each.is_exact]

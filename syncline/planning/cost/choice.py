@@ -11,11 +11,13 @@ from dataclasses import dataclass
 from typing import Any
 
 from syncline.errors import ConfigError, UnknownName, plural
+from syncline.layouts.choice import Candidate
+from syncline.planning.cost.layouts import predict_layout
 from syncline.planning.cost.network import Network
 from syncline.planning.cost.ranges import Range
 from syncline.planning.cost.step import Prediction, Workload, predict
 from syncline.planning.cost.why import in_full, in_one_line
-from syncline.strategies.method import RunConditions, size
+from syncline.strategies.method import Method, RunConditions, size
 from syncline.strategies.presets import PRESETS
 from syncline.strategies.reading import read_strategy
 
@@ -23,6 +25,8 @@ __all__ = ["TrainingPlan"]
 
 _UNDECLARED = "it declares neither bytes_per_step nor traffic, so only a run can show its speed"
 
+_AS_QUICK = 1.05
+"""The usual layout is the best if its step takes at most so many times the quickest: predictions are no better."""
 _DIFFERENT = "These train differently: compare their accuracy, too. In order of speed; samples: how many times as many."
 _HEAD: tuple[str, ...] = ("", "strategy", "layout", "step", "samples/s", "bytes/step", "memory", "samples", "why")
 
@@ -43,23 +47,29 @@ class TrainingPlan:
 
     @property
     def best(self) -> Prediction:
-        """The fastest strategy whose result is that of one process."""
-        return self.predictions[0]
+        """The fastest of those whose result is that of one process; `replicated`, unless another layout is clearly."""
+        first = self.predictions[0]
+        same = (p for p in self.predictions if p.is_exact and p.layout == "replicated")
+        return next((p for p in same if p.step_s.mid <= _AS_QUICK * first.step_s.mid), first)
 
     @property
     def fastest(self) -> Prediction:
         """The fastest of all, by samples per second."""
         return max(self.predictions, key=lambda each: each.samples_per_s.mid)
 
-    def why(self, strategy: str) -> str:
-        """Why this strategy is predicted as it is, term by term, or why it cannot be used."""
-        for each in self.predictions:
-            if each.strategy == strategy:
+    def why(self, strategy: str, layout: str | None = None) -> str:
+        """Why this strategy is predicted as it is, term by term, or why it cannot be used.
+
+        Without a `layout`: with the first one that it was predicted with, `replicated` if that is one.
+        """
+        for each in sorted(self.predictions, key=lambda each: each.layout != "replicated"):
+            if each.strategy == strategy and layout in (None, each.layout):
                 baseline = self._baseline
                 return f"{in_full(each)}\n  {in_one_line(each, baseline)}"
-        if strategy in self.refused:
-            return f"{strategy} cannot be used: {self.refused[strategy]}"
-        raise UnknownName.among("strategy in this plan", strategy, [*(p.strategy for p in self.predictions)])
+        name = strategy if layout in (None, "replicated") else f"{strategy}, {layout}"
+        if name in self.refused:
+            return f"{name} cannot be used: {self.refused[name]}"
+        raise UnknownName.among("strategy in this plan", name, [*(_name(p) for p in self.predictions)])
 
     def table(self) -> str:
         """All predictions as text; `>` marks the best."""
@@ -82,6 +92,7 @@ class TrainingPlan:
             "model": self.model,
             "data": self.data,
             "best": self.best.strategy,
+            "best_layout": self.best.layout,
             "fastest": self.fastest.strategy,
             "predictions": [{**p.to_dict(), "why": in_one_line(p, self._baseline)} for p in self.predictions],
             "refused": self.refused,
@@ -91,7 +102,8 @@ class TrainingPlan:
     @property
     def _baseline(self) -> Prediction | None:
         """What others are compared with."""
-        return next((each for each in self.predictions if each.strategy == "allreduce"), None)
+        usual = (each for each in self.predictions if each.strategy == "allreduce" and each.layout == "replicated")
+        return next(usual, None)
 
     def _row(self, each: Prediction) -> tuple[str, ...]:
         mark = ">" if each == self.best else ""
@@ -110,9 +122,10 @@ def make_training_plan(
     data: str,
     strategies: Iterable[str],
     conditions: RunConditions,
+    layouts: Sequence[Candidate] = (),
     notes: Sequence[str] = (),
 ) -> TrainingPlan:
-    """Predict each strategy, and put them in order."""
+    """Predict each strategy, and those that fit between replicas with each of the layouts, and put them in order."""
     found: list[Prediction] = []
     refused: dict[str, str] = {}
     for name in strategies:
@@ -127,6 +140,9 @@ def make_training_plan(
             refused[name] = _UNDECLARED
         else:
             found.append(prediction)
+            others, impossible = _with_layouts(prediction, method, layouts, workload, network)
+            found += others
+            refused |= impossible
     if not found:
         raise ConfigError(
             f"None of {plural(len(refused), 'strategy', 'strategies')} can be used: "
@@ -137,9 +153,31 @@ def make_training_plan(
     return TrainingPlan(model=model, data=data, predictions=tuple(found), refused=refused, notes=tuple(notes))
 
 
+def _with_layouts(
+    replicated: Prediction, method: Method, layouts: Sequence[Candidate], workload: Workload, network: Network
+) -> tuple[list[Prediction], dict[str, str]]:
+    """Predictions with the other layouts that were looked at. Only sums of exact gradients are divided by a layout."""
+    if not method.sums_exact_gradients:
+        return [], {}
+    usual = next((each.forecast for each in layouts if each.layout.is_replicated), None)
+    found, refused = [], {}
+    for each in layouts:
+        if each.layout.is_replicated or usual is None:
+            continue
+        if each.forecast is None:
+            refused[f"{replicated.strategy}, {each.layout}"] = f"{each.refused}."
+        else:
+            found.append(predict_layout(replicated, each.forecast, usual, workload, network))
+    return found, refused
+
+
 def all_strategies() -> list[str]:
     """The named ones, as they are written."""
     return [preset.name for preset in PRESETS.values()]
+
+
+def _name(each: Prediction) -> str:
+    return each.strategy if each.layout == "replicated" else f"{each.strategy}, {each.layout}"
 
 
 def _line(row: Sequence[str], widths: Sequence[int]) -> str:
