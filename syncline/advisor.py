@@ -1,6 +1,7 @@
 """`syncline.plan`: predict every strategy for a model on this machine, or on hosts like it, and say why.
 
-Here: the function. Not here: measuring (`measuring.py`) and predicting (`planning/cost/`).
+Here: the function, and `measure_task`, for simulations. Not here: measuring (`measuring.py`) and predicting
+(`planning/cost/`).
 """
 
 from __future__ import annotations
@@ -14,8 +15,11 @@ from syncline import boundary
 from syncline.config.run import RunConfig
 from syncline.driver import run_task
 from syncline.errors import check_options
-from syncline.measuring import Question, Say, answer
+from syncline.measuring import Measuring, Question, Say, answer, measure_coding
 from syncline.planning.cost.choice import TrainingPlan
+from syncline.planning.cost.network import DEFAULT_NETWORK, HostRates, Network, read_link
+from syncline.planning.simulation.study import Measured
+from syncline.strategies.reading import read_strategy
 from syncline.task import Task
 
 __all__ = ["plan"]
@@ -56,3 +60,17 @@ def plan(
         task=located, config=config, hosts=hosts, network=network, seconds=seconds, layouts=tuple(layouts)
     )
     return answer(question, strategies, say or (lambda text: None), run_task)  # noqa: ARG005
+
+
+def measure_task(question: Question, strategies: Sequence[str], say: Say, *, compute_s: float | None) -> Measured:
+    """What a simulation needs; with `compute_s`, the time of a worker's step, nothing is run."""
+    methods = {name: read_strategy(name).method for name in strategies}
+    link = read_link(question.network or DEFAULT_NETWORK)
+    measuring = Measuring(question, say, run_task)
+    shapes, slots = measuring.shapes_and_slots()
+    rates = HostRates(coding_s=measure_coding(methods, shapes, question.config.workers, say))
+    if compute_s is None:
+        profile = measuring.profile(shapes, slots)
+        compute_s, rates = profile.compute_s.mid, measuring.rates(profile, methods, shapes)
+    network = Network(link=link, cores=measuring.machine.cores, rates=rates)
+    return Measured(shapes=shapes, optimizer_slots=slots, compute_s=compute_s, network=network)

@@ -1,8 +1,8 @@
 """Measuring a task for a prediction, with short real runs, and predicting every strategy from that.
 
-Here: `answer`, for `syncline plan`, `choose`, for `--strategy auto`, and `measure_task`, for simulations. They get the
-function that runs a task, because the driver, which has it, uses this module. Not here: the prediction itself, which is
-pure (`planning/cost/`), the choice (`planning/cost/auto.py`), and showing either (`cli/plan.py`).
+Here: `answer`, for `syncline plan`, and `choose`, for `--strategy auto`. They get the function that runs a task,
+because the driver, which has it, uses this module. Not here: the prediction itself, which is pure (`planning/cost/`),
+the choice (`planning/cost/auto.py`), and showing either (`cli/plan.py`).
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from syncline.observe.observer import Observer
 from syncline.planning.cost.auto import cannot_choose, pick, wants_exact
 from syncline.planning.cost.choice import TrainingPlan, all_strategies, make_training_plan
 from syncline.planning.cost.network import DEFAULT_NETWORK, HostRates, Network, read_link
-from syncline.planning.cost.profile import Profile, profile_of
+from syncline.planning.cost.profile import Fact, Profile, ProfileReader, profile_of
 from syncline.planning.cost.ranges import Range
 from syncline.planning.cost.rates import rates_seen
 from syncline.planning.cost.step import Workload
@@ -33,7 +33,6 @@ from syncline.planning.machine import Machine
 from syncline.planning.plan import Plan
 from syncline.planning.planner import TaskFacts, held_out_samples, make_plan
 from syncline.planning.profile_store import Kept, closest, keep, key_of_task, key_of_transport, look_up
-from syncline.planning.simulation.study import Measured
 from syncline.strategies.how import Exact
 from syncline.strategies.method import ModelShapes, RunConditions
 from syncline.strategies.reading import read_strategy
@@ -116,7 +115,7 @@ def answer(question: Question, strategies: Sequence[str] | None, say: Say, run: 
     names = list(strategies or all_strategies())
     methods = {name: read_strategy(name).method for name in names}  # an invalid one fails before anything is measured
     link = read_link(question.network or DEFAULT_NETWORK)
-    measuring = _Measuring(question, say, run)
+    measuring = Measuring(question, say, run)
     shapes, slots = measuring.shapes_and_slots()
     profile = measuring.profile(shapes, slots)
     rates = measuring.rates(profile, methods, shapes)
@@ -167,23 +166,7 @@ def _can_have(facts: TaskFacts, config: RunConfig, machine: Machine) -> bool:
     return True
 
 
-def measure_task(
-    question: Question, strategies: Sequence[str], say: Say, run: Run, *, compute_s: float | None
-) -> Measured:
-    """What a simulation needs; with `compute_s`, the time of a worker's step, nothing is run."""
-    methods = {name: read_strategy(name).method for name in strategies}
-    link = read_link(question.network or DEFAULT_NETWORK)
-    measuring = _Measuring(question, say, run)
-    shapes, slots = measuring.shapes_and_slots()
-    rates = HostRates(coding_s=_coding(methods, shapes, question.config.workers, say))
-    if compute_s is None:
-        profile = measuring.profile(shapes, slots)
-        compute_s, rates = profile.compute_s.mid, measuring.rates(profile, methods, shapes)
-    network = Network(link=link, cores=measuring.machine.cores, rates=rates)
-    return Measured(shapes=shapes, optimizer_slots=slots, compute_s=compute_s, network=network)
-
-
-def _notes(question: Question, measuring: _Measuring, profile: Profile) -> list[str]:
+def _notes(question: Question, measuring: Measuring, profile: Profile) -> list[str]:
     link = f", each with a link of {question.network or DEFAULT_NETWORK}" if question.hosts > 1 else ""
     where = "this machine" if question.hosts == 1 else f"{question.hosts} hosts like this machine{link}"
     notes = [
@@ -198,7 +181,7 @@ def _notes(question: Question, measuring: _Measuring, profile: Profile) -> list[
     return notes
 
 
-class _Measuring:
+class Measuring:
     """Short runs on this machine, with as many workers as one host will have, but not more than cores."""
 
     def __init__(self, question: Question, say: Say, run: Run) -> None:
@@ -284,7 +267,7 @@ class _Measuring:
 
     def rates(self, profile: Profile, methods: Mapping[str, Any], shapes: ModelShapes) -> HostRates:
         """What exchanges cost inside a host, from the time that they took here."""
-        rates = HostRates(coding_s=_coding(methods, shapes, self._question.config.workers, self._say))
+        rates = HostRates(coding_s=measure_coding(methods, shapes, self._question.config.workers, self._say))
         rates = rates_seen(rates, profile, _traffic("allreduce", shapes, profile.workers))
         if profile.workers > 1 and self._question.hosts == 1 and any(method.servers for method in methods.values()):
             at_server = self._known("server-sync")
@@ -297,7 +280,7 @@ class _Measuring:
 
     def _measured(self, strategy: str, seconds: float) -> Profile:
         """From a run that is ended when it has shown enough."""
-        watching = _Watching(self._say, seconds)
+        watching = Watching(self._say, seconds)
         batch = self._share * self._count
         with tempfile.TemporaryDirectory(prefix="syncline-plan-") as folder:
             config = dataclasses.replace(
@@ -306,7 +289,7 @@ class _Measuring:
                 checkpoint_every_s=1e6, checkpoint_every_steps=None, resume=None, engine="local",
                 tune=self._tune,
             )  # fmt: skip
-            with suppress(_Enough):
+            with suppress(Enough):
                 self._run(self._question.task, config, watching)
         found = watching.profile()
         if found is None:
@@ -317,15 +300,15 @@ class _Measuring:
         return found
 
 
-class _Enough(Exception):
+class Enough(Exception):
     """Ends a run whose steps have been measured."""
 
 
-class _Watching:
+class Watching:
     """An observer of a run that measures: it ends the run when all workers have reported for long enough."""
 
-    def __init__(self, say: Say, seconds: float) -> None:
-        self._say, self._seconds = say, seconds
+    def __init__(self, say: Say, seconds: float, *, longest_s: float = _LONGEST_S) -> None:
+        self._say, self._seconds, self._longest_s = say, seconds, longest_s
         self._events: list[Event] = []
         self._plan: Plan | None = None
         self._pids: dict[int, int] = {}
@@ -347,11 +330,19 @@ class _Watching:
             self._memory_bytes = max([self._memory_bytes, *map(resident_bytes, self._pids.values())])
             passed = time.monotonic() - self._first_s
             have_all = len(self._reports) == self._plan.size and min(self._reports.values()) >= _FEWEST_REPORTS
-            if (passed >= self._seconds and have_all) or passed >= _LONGEST_S:
-                raise _Enough
+            if (passed >= self._seconds and have_all) or passed >= self._longest_s:
+                raise Enough
 
     def profile(self) -> Profile | None:
         found = profile_of(self._events, self._plan) if self._plan is not None else None
+        return None if found is None else dataclasses.replace(found, memory_bytes=self._memory_bytes)
+
+    def fact(self) -> Fact | None:
+        """What a step took, as a mean."""
+        reader = ProfileReader()
+        for event in self._events:
+            reader.add(event)
+        found = reader.fact()
         return None if found is None else dataclasses.replace(found, memory_bytes=self._memory_bytes)
 
     def close(self) -> None: ...
@@ -373,7 +364,7 @@ def _traffic(strategy: str, shapes: ModelShapes, workers: int) -> tuple[Traffic,
     return read_strategy(strategy).method.traffic(shapes, workers) or ()
 
 
-def _coding(methods: Mapping[str, Any], shapes: ModelShapes, workers: int, say: Say) -> dict[str, Range]:
+def measure_coding(methods: Mapping[str, Any], shapes: ModelShapes, workers: int, say: Say) -> dict[str, Range]:
     """Seconds to encode all parameters once; decoding takes about as long."""
     import torch
 

@@ -18,7 +18,7 @@ from syncline.cli.task_options import with_task_options
 def plan(
     task: Annotated[
         str, typer.Argument(metavar="TASK|RUN", help="As for 'syncline train', or the directory of a run.")
-    ],
+    ] = "",
     workers: Annotated[
         int | None, typer.Option("--workers", "-w", help="Number of workers, on all hosts together. Default: 2.")
     ] = None,
@@ -42,6 +42,21 @@ def plan(
         float, typer.Option(help="How long to measure a step of the model; less than 1 measures once.")
     ] = 3.0,
     json: Annotated[bool, typer.Option("--json", help="Print the plan as JSON, with all terms and ranges.")] = False,
+    check: Annotated[
+        bool,
+        typer.Option(
+            "--check",
+            help="Compare predictions with short real runs, on this machine and on emulated hosts (root).",
+            rich_help_panel="Check",
+        ),
+    ] = False,
+    quick: Annotated[
+        bool, typer.Option("--quick", help="With --check: one model, two places.", rich_help_panel="Check")
+    ] = False,
+    out: Annotated[
+        Path | None,
+        typer.Option(help="With --check: Markdown file for the table; portions are added.", rich_help_panel="Check"),
+    ] = None,
     *,
     parts: dict[str, Any],
 ) -> None:
@@ -57,6 +72,7 @@ def plan(
     syncline plan runs/lenet-mnist-20260101-120000
     syncline plan lenet --data mnist --workers 4 --hosts 4 --network 100mbit,1ms
     syncline plan lenet --data mnist --workers 4 --why sparknet
+    syncline plan --check --quick
     syncline plan lenet --data mnist --workers 4 --strategy allreduce --layout all
     """
     from syncline.cli.tasks import find_task
@@ -64,6 +80,14 @@ def plan(
     from syncline.measuring import Question, answer
 
     check_surroundings()
+    if check:
+        from syncline.lab.plan_check.command import check_plans, grid_of
+
+        grid = grid_of(quick=quick, model=task or None, workers=workers, network=network, strategies=strategy)
+        check_plans(grid, out=out, as_json=json)
+        return
+    if not task:
+        raise typer.BadParameter("Name a model, a Python task, a run file or a run.", param_hint="TASK")
     if os.path.isfile(os.path.join(task, "plan.json")):  # unlike Path.is_file, False where we may not look
         _show_run(Path(task), json=json)
         return

@@ -20,7 +20,7 @@ from syncline.planning.cost.network import DEFAULT_NETWORK, HostRates, Network, 
 from syncline.planning.cost.profile import Profile, ProfileReader
 from syncline.planning.cost.ranges import Range
 from syncline.planning.cost.rates import loopback_rates, rates_seen
-from syncline.planning.cost.step import Workload, predict
+from syncline.planning.cost.step import Prediction, Workload, predict
 from syncline.planning.expected import Expected
 from syncline.planning.machine import Machine
 from syncline.planning.plan import Plan
@@ -147,15 +147,9 @@ class Forecaster:
         found = predict(workload, plan.strategy, self._method, network)
         if found is None:
             return None
-        terms: dict[str, Range] = {}
-        for term in found.terms:
-            terms[term.name] = terms.get(term.name, Range.exactly(0.0)) + term.seconds
         link = f", and from links of {DEFAULT_NETWORK} between hosts, which is a guess" if self._hosts > 1 else ""
-        return Expected(
-            strategy=plan.strategy, layout=plan.layout, workers=plan.size, batch=plan.batch, terms=terms,
-            bytes_per_step=found.bytes_per_step, source=f"Predicted from {source}{link}.",
-            memory_bytes=found.memory_bytes if profile.memory_bytes else Range.exactly(0.0),
-        )  # fmt: skip
+        made = expected_of(found, f"Predicted from {source}{link}.")
+        return made if profile.memory_bytes else dataclasses.replace(made, memory_bytes=Range.exactly(0.0))
 
     def _rates(self, exact_bytes: int) -> HostRates:
         """What exchanges cost inside this machine: seen in earlier runs of any task, or else the usual."""
@@ -169,3 +163,14 @@ class Forecaster:
                 traffic = method.traffic(ModelShapes(one.shapes), self._plan.size, one.optimizer_slots) or ()
                 rates = rates_seen(rates, one.profile, traffic)
         return rates
+
+
+def expected_of(prediction: Prediction, source: str) -> Expected:
+    """A prediction as it is kept, with one value for each term."""
+    terms: dict[str, Range] = {}
+    for term in prediction.terms:
+        terms[term.name] = terms.get(term.name, Range.exactly(0.0)) + term.seconds
+    return Expected(
+        strategy=prediction.strategy, layout=prediction.layout, workers=prediction.workers, batch=prediction.batch,
+        terms=terms, bytes_per_step=prediction.bytes_per_step, memory_bytes=prediction.memory_bytes, source=source,
+    )  # fmt: skip

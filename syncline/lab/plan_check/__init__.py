@@ -1,0 +1,1 @@
+"""`syncline plan --check`: predictions of `syncline plan` against short real runs."""
