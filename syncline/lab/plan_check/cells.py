@@ -22,6 +22,7 @@ from syncline.lab.namespaces import Namespaces
 from syncline.lab.plan_check.paced import MakePaced, paced_data
 from syncline.lab.plan_check.table import Checked
 from syncline.measuring import Enough, Measuring, Question, Watching, answer
+from syncline.planning.cost.choice import name_of
 from syncline.planning.cost.profile import Fact
 from syncline.planning.cost.step import Prediction
 from syncline.planning.expected import compare
@@ -67,6 +68,8 @@ class Grid:
     )  # fmt: skip
     strategies: tuple[str, ...] | None = None
     """None: all of them."""
+    layouts: tuple[str, ...] = ("sharded", "pipeline(2)")
+    """Besides `replicated`, where the real model runs: with each that it can have."""
     seconds: float = _FULL_S
 
 
@@ -93,23 +96,25 @@ class _Cell:
         self._config = RunConfig(workers=place.workers, threads=1, tune="off", batch=_batch_of(real, place.workers))
         crowded = place.workers > Machine.here().cores
         self._task = self._paced(real) if crowded else real
+        self._layouts = () if crowded or place.hosts > 1 else grid.layouts
 
     def results(self) -> Iterator[Checked]:
         """The strategies that can run here, each predicted and measured."""
         place = self._place
         network = f"{place.rate},{_LATENCY}" if place.rate else None
         question = Question(
-            task=self._task, config=self._config, hosts=place.hosts, network=network, seconds=self._grid.seconds
-        )
+            task=self._task, config=self._config, hosts=place.hosts, network=network, seconds=self._grid.seconds,
+            layouts=self._layouts,
+        )  # fmt: skip
         plan = answer(question, self._grid.strategies, self._quietly, run_task)
         emulated = Namespaces(place.hosts, rate=place.rate) if place.rate else nullcontext()
         with emulated as namespaces:
             network_ = namespaces.network if namespaces is not None else None
-            for prediction in sorted(plan.predictions, key=lambda p: p.strategy):
+            for prediction in sorted(plan.predictions, key=name_of):
                 found = self._measured(prediction, network_)
                 if found is not None:
                     checked = _checked(self._model, str(place), prediction, found)
-                    self._say(f"  {prediction.strategy}: {checked.error:+.0%}")
+                    self._say(f"  {checked.strategy}: {checked.error:+.0%}")
                     yield checked
 
     def _paced(self, real: Task) -> Task:
@@ -133,19 +138,19 @@ class _Cell:
         every = max((term.facts.get("every", 1.0) for term in prediction.terms), default=1.0)
         seconds = max(self._grid.seconds, _PERIODS * every * prediction.step_s.mid)
         if seconds > _LONGEST_S or _PERIODS * 2 * prediction.step_s.mid > _LONGEST_S:
-            self._say(f"  {prediction.strategy}: left out, {_PERIODS} exchanges would take {seconds:.0f} s.")
+            self._say(f"  {name_of(prediction)}: left out, {_PERIODS} exchanges would take {seconds:.0f} s.")
             return None
         watching = Watching(self._quietly, seconds, longest_s=2 * _LONGEST_S)
         with tempfile.TemporaryDirectory(prefix="syncline-check-") as folder:
             config = self._config.replace(
-                strategy=prediction.strategy, epochs=100_000, evaluate_every=0, out=folder, name="check",
-                checkpoint_every_s=1e6,
+                strategy=prediction.strategy, layout=prediction.layout, epochs=100_000, evaluate_every=0,
+                out=folder, name="check", checkpoint_every_s=1e6,
             )  # fmt: skip
             try:
                 with suppress(Enough):
                     run_task(self._task, config, watching, network=network)
             except SynclineError as error:
-                self._say(f"  {prediction.strategy}: failed. {error}")
+                self._say(f"  {name_of(prediction)}: failed. {error}")
                 return None
         return watching.fact()
 
@@ -162,11 +167,12 @@ def _checked(model: str, place: str, prediction: Prediction, fact: Fact) -> Chec
         worst = f"{row.name} {part:+.0%}"
     every = max((term.facts.get("every", 1.0) for term in prediction.terms), default=1.0)
     is_lock_step = read_strategy(prediction.strategy).method.is_lock_step
+    is_plain = prediction.layout == "replicated"
     step = prediction.step_s
     return Checked(
-        model=model, place=place, strategy=prediction.strategy, predicted_ms=1e3 * step.mid, low_ms=1e3 * step.low,
+        model=model, place=place, strategy=name_of(prediction), predicted_ms=1e3 * step.mid, low_ms=1e3 * step.low,
         high_ms=1e3 * step.high, measured_ms=1e3 * fact.step_s, predicted_bytes=prediction.bytes_per_step,
-        measured_bytes=fact.bytes_per_step if every == 1 and is_lock_step else None,
+        measured_bytes=fact.bytes_per_step if every == 1 and is_lock_step and is_plain else None,
         predicted_mb=prediction.memory_bytes.mid / 1e6, measured_mb=fact.memory_bytes / 1e6, worst_term=worst,
         load=os.getloadavg()[0],
     )  # fmt: skip

@@ -48,7 +48,7 @@ def grid_of(
 def check_plans(grid: Grid, *, out: Path | None, as_json: bool) -> None:
     """Run the grid, report, and add the results to a Markdown file and the JSON file beside it."""
     if out is not None:
-        check_output_file(out)
+        check_output_file(out, default_name="plan-check.md")
     earlier = read_results(out.with_suffix(".json")) if out is not None else []
     machine = BenchMachine.here()
     reporter = make_reporter(as_json=as_json)

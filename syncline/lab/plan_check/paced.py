@@ -46,7 +46,7 @@ class Paced(nn.Module):
             self.register_parameter(name.replace(".", "_"), nn.Parameter(torch.zeros(*shape)))
 
     def forward(self, inputs: torch.Tensor) -> torch.Tensor:
-        found: torch.Tensor = _Pass.apply(self.forward_s, self.backward_s, inputs, *self.parameters())
+        found: torch.Tensor = _Pass.apply(self.forward_s, self.backward_s, inputs, *self.parameters())  # type: ignore[no-untyped-call]
         return found
 
 

@@ -69,7 +69,7 @@ class TrainingPlan:
         name = strategy if layout in (None, "replicated") else f"{strategy}, {layout}"
         if name in self.refused:
             return f"{name} cannot be used: {self.refused[name]}"
-        raise UnknownName.among("strategy in this plan", name, [*(_name(p) for p in self.predictions)])
+        raise UnknownName.among("strategy in this plan", name, [*(name_of(p) for p in self.predictions)])
 
     def table(self) -> str:
         """All predictions as text; `>` marks the best."""
@@ -176,7 +176,8 @@ def all_strategies() -> list[str]:
     return [preset.name for preset in PRESETS.values()]
 
 
-def _name(each: Prediction) -> str:
+def name_of(each: Prediction) -> str:
+    """The strategy, and the layout if it is not the usual one."""
     return each.strategy if each.layout == "replicated" else f"{each.strategy}, {each.layout}"
 
 

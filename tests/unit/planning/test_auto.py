@@ -93,7 +93,6 @@ def test_auto_is_read_and_other_modes_are_refused():
 def test_factors_of_samples_are_those_of_the_presets_as_they_are():
     assert samples_factor("allreduce", is_exact=True) == Range.exactly(1.0)
     known = [factor for name in PRESETS if (factor := samples_factor(name, is_exact=False)) is not None]
-    assert len(known) > len(PRESETS) / 2
     assert all(factor.low < factor.mid < factor.high for factor in known)
     assert samples_factor("sparknet(1000)", is_exact=False) is None, "nobody has measured it"
 
