@@ -37,6 +37,8 @@ def plan(
     layouts: Sequence[str] = (),
     data_dir: str | Path | None = None,
     seconds: float = 3.0,
+    target: float | None = None,
+    probe_s: float = 60.0,
     say: Say | None = None,
     **settings: Any,
 ) -> TrainingPlan:
@@ -45,6 +47,7 @@ def plan(
     The model is measured on this machine for about `seconds`, in short runs that leave nothing behind. With several
     `hosts`, which are taken to be like this machine, `network` describes each one's link, such as "100mbit,1ms".
     `layouts` are planned besides `replicated`, with the strategies that they fit: ["sharded"], or ["all"].
+    With a `target` accuracy, a probe of at most `probe_s` tells how long it takes: `plan.seconds_to_target(strategy)`.
     `settings` are those of `RunConfig` and of `syncline.train`: batch, threads, optimizer, ...
 
     >>> plan = syncline.plan(model="lenet", data="mnist", workers=4, hosts=4, network="100mbit")   # doctest: +SKIP
@@ -57,7 +60,14 @@ def plan(
     config = RunConfig(workers=workers, **{k: v for k, v in settings.items() if k not in parts})
     located = task.with_defaults().located(Path(data_dir) if data_dir else None, None)
     question = Question(
-        task=located, config=config, hosts=hosts, network=network, seconds=seconds, layouts=tuple(layouts)
+        task=located,
+        config=config,
+        hosts=hosts,
+        network=network,
+        seconds=seconds,
+        layouts=tuple(layouts),
+        target=target,
+        probe_s=probe_s,
     )
     return answer(question, strategies, say or (lambda text: None), run_task)  # noqa: ARG005
 

@@ -29,6 +29,7 @@ from syncline.planning.cost.profile import Fact, Profile, ProfileReader, profile
 from syncline.planning.cost.ranges import Range
 from syncline.planning.cost.rates import rates_seen
 from syncline.planning.cost.step import Workload
+from syncline.planning.cost.target import Point, Target, samples_to_target
 from syncline.planning.machine import Machine
 from syncline.planning.plan import Plan
 from syncline.planning.planner import TaskFacts, held_out_samples, make_plan
@@ -38,7 +39,7 @@ from syncline.strategies.method import ModelShapes, RunConditions
 from syncline.strategies.reading import read_strategy
 from syncline.strategies.traffic import Traffic
 from syncline.task import Task
-from syncline.telemetry.events import Event, Progress, RunStarted, WarningMessage, WorkerReady
+from syncline.telemetry.events import Evaluated, Event, Progress, RunStarted, WarningMessage, WorkerReady
 
 Run = Callable[[Task, RunConfig, Observer], object]
 """Trains a task, and shows it to an observer."""
@@ -71,6 +72,9 @@ class Question:
     seconds: float = 3.0
     layouts: tuple[str, ...] = ()
     """Layouts to look at besides `replicated`; `all` for every one that the model can have."""
+    target: float | None = None
+    """An accuracy on the test data; how long it takes is predicted from a probe."""
+    probe_s: float = 60.0
     may_know: bool = False
     """Whether a profile that was kept of an earlier run of the same task will do."""
 
@@ -83,6 +87,8 @@ class Question:
             )  # fmt: skip
         if not 0 < self.seconds <= 600:
             raise ConfigError.for_setting("seconds", self.seconds, "more than 0 and at most 600")
+        if not 0 < self.probe_s <= 3600:
+            raise ConfigError.for_setting("probe", self.probe_s, "more than 0 and at most 3600 seconds")
         if self.asked_layouts and self.hosts > 1:
             raise ConfigError(
                 "Layouts are planned for one host, because the workers of a replica must be on one machine. Leave out "
@@ -129,11 +135,13 @@ def answer(question: Question, strategies: Sequence[str] | None, say: Say, run: 
         workers=question.config.workers,
         held_out_samples=held_out_samples(largest_part, facts.train_samples, question.config.workers),
     )
+    target = measuring.target()
     conditions = RunConditions(workers=question.config.workers, hosts=question.hosts, clip_norm=facts.clip_norm)
     network = Network(link=link, hosts=question.hosts, cores=machine.cores, rates=rates)
     return make_training_plan(
         workload, network, model=facts.model, data=facts.data, strategies=names, conditions=conditions,
-        layouts=measuring.layouts(), notes=_notes(question, measuring, profile),
+        layouts=measuring.layouts(), target=target,
+        notes=[*_notes(question, measuring, profile), *_target_note(target)],
     )  # fmt: skip
 
 
@@ -164,6 +172,16 @@ def _can_have(facts: TaskFacts, config: RunConfig, machine: Machine) -> bool:
     except ConfigError:
         return False
     return True
+
+
+def _target_note(target: Target | None) -> list[str]:
+    if target is None:
+        return []
+    found = f"{target.source} "
+    if target.samples is None:
+        return [f"{found}It does not lead to {100 * target.accuracy:g}% as far as can be told: probe longer (--probe)."]
+    low, mid, high = (f"{value:,.0f}" for value in (target.samples.low, target.samples.mid, target.samples.high))
+    return [f"{found}{100 * target.accuracy:g}% takes one process {mid} samples ({low} to {high})."]
 
 
 def _notes(question: Question, measuring: Measuring, profile: Profile) -> list[str]:
@@ -206,6 +224,33 @@ class Measuring:
         self._say("Examining the model.")
         task = self._question.task
         return ModelShapes(parameter_shapes(task)), optimizer_slots(build_optimizer(task, nn.Linear(1, 1)))
+
+    def target(self) -> Target | None:
+        """What the accuracy that was asked for takes, from training towards it for a while."""
+        question = self._question
+        if question.target is None:
+            return None
+        if not self.facts.test_samples:
+            raise ConfigError(
+                f"--target needs test data, and {self.facts.data} has none. Leave out --target.",
+                code="no-test-data", data=self.facts.data,
+            )  # fmt: skip
+        self._say(f"Training towards {100 * question.target:g}% for at most {question.probe_s:g} s.")
+        probing = Probing(question.target, question.probe_s, self.facts.train_samples)
+        with tempfile.TemporaryDirectory(prefix="syncline-plan-") as folder:
+            config = dataclasses.replace(
+                question.usual, workers=self._count, batch=self.batch, threads=self._threads, max_steps=None,
+                evaluate_every=1, out=folder, name="probe", checkpoint_every_s=1e6, checkpoint_every_steps=None,
+                resume=None, engine="local", tune=self._tune,
+            )  # fmt: skip
+            with suppress(Enough):
+                self._run(question.task, config, probing)
+        points = probing.points
+        samples = samples_to_target(points, question.target)
+        seen = (
+            f"{plural(len(points), 'evaluation')}, the last one {100 * points[-1].accuracy:.2f}%" if points else "none"
+        )
+        return Target(accuracy=question.target, samples=samples, source=f"A probe with allreduce: {seen}.")
 
     def layouts(self) -> tuple[Candidate, ...]:
         """What the layouts that were asked for mean for the run."""
@@ -344,6 +389,27 @@ class Watching:
             reader.add(event)
         found = reader.fact()
         return None if found is None else dataclasses.replace(found, memory_bytes=self._memory_bytes)
+
+    def close(self) -> None: ...
+
+
+class Probing:
+    """An observer of a run that is to reach an accuracy: it ends the run there, or when the time is over."""
+
+    def __init__(self, target: float, seconds: float, train_samples: int) -> None:
+        self._target, self._seconds, self._train_samples = target, seconds, train_samples
+        self._first_s = 0.0
+        self.points: list[Point] = []
+
+    def on_event(self, event: Event) -> None:
+        if isinstance(event, Progress):
+            self._first_s = self._first_s or time.monotonic()
+        if isinstance(event, Evaluated) and (accuracy := event.metrics.get("test/accuracy")) is not None:
+            self.points.append(Point(event.epoch * self._train_samples, accuracy))
+            if accuracy >= self._target:
+                raise Enough
+        if self._first_s and time.monotonic() - self._first_s >= self._seconds:
+            raise Enough
 
     def close(self) -> None: ...
 

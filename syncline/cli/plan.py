@@ -41,6 +41,11 @@ def plan(
     seconds: Annotated[
         float, typer.Option(help="How long to measure a step of the model; less than 1 measures once.")
     ] = 3.0,
+    target: Annotated[
+        str | None,
+        typer.Option(help="Also predict how long it takes to this accuracy on the test data, such as 98.5%."),
+    ] = None,
+    probe: Annotated[float, typer.Option(help="With --target: for how many seconds to train towards it.")] = 60.0,
     json: Annotated[bool, typer.Option("--json", help="Print the plan as JSON, with all terms and ranges.")] = False,
     check: Annotated[
         bool,
@@ -72,12 +77,14 @@ def plan(
     syncline plan runs/lenet-mnist-20260101-120000
     syncline plan lenet --data mnist --workers 4 --hosts 4 --network 100mbit,1ms
     syncline plan lenet --data mnist --workers 4 --why sparknet
+    syncline plan lenet --data mnist --workers 4 --target 98.5%
     syncline plan --check --quick
     syncline plan lenet --data mnist --workers 4 --strategy allreduce --layout all
     """
     from syncline.cli.tasks import find_task
     from syncline.driver import run_task
     from syncline.measuring import Question, answer
+    from syncline.planning.cost.target import read_target
 
     check_surroundings()
     if check:
@@ -97,7 +104,7 @@ def plan(
     located = found.task.with_defaults().located(found.data_dir, None)
     question = Question(
         task=located, config=found.config, hosts=hosts, network=network, seconds=seconds,
-        layouts=tuple(layout or ()),
+        layouts=tuple(layout or ()), target=read_target(target) if target else None, probe_s=probe,
     )  # fmt: skip
     names = [*strategy, *([why] if why and why not in strategy else [])] if strategy else None
     made = answer(question, names, _progress, run_task)

@@ -16,6 +16,7 @@ from syncline.planning.cost.layouts import predict_layout
 from syncline.planning.cost.network import Network
 from syncline.planning.cost.ranges import Range
 from syncline.planning.cost.step import Prediction, Workload, predict
+from syncline.planning.cost.target import Target
 from syncline.planning.cost.why import in_full, in_one_line
 from syncline.strategies.method import Method, RunConditions, size
 from syncline.strategies.presets import PRESETS
@@ -44,6 +45,8 @@ class TrainingPlan:
     predictions: tuple[Prediction, ...]
     refused: dict[str, str]
     notes: tuple[str, ...] = ()
+    target: Target | None = None
+    """The accuracy that was asked for."""
 
     @property
     def best(self) -> Prediction:
@@ -73,7 +76,7 @@ class TrainingPlan:
 
     def table(self) -> str:
         """All predictions as text; `>` marks the best."""
-        rows = [_HEAD]
+        rows = [_head(self.target)]
         rows += [self._row(each) for each in self.predictions if each.is_exact]
         others = [self._row(each) for each in self.predictions if not each.is_exact]
         widths = [max(len(row[column]) for row in [*rows, *others]) for column in range(len(rows[0]) - 1)]
@@ -97,7 +100,20 @@ class TrainingPlan:
             "predictions": [{**p.to_dict(), "why": in_one_line(p, self._baseline)} for p in self.predictions],
             "refused": self.refused,
             "notes": list(self.notes),
+            **({"target": self._target_data(self.target)} if self.target is not None else {}),
         }
+
+    def seconds_to_target(self, strategy: str) -> Range | None:
+        """How long a run with this strategy takes to the target; None without one, or if that cannot be told."""
+        found = next((p for p in self.predictions if p.strategy == strategy and p.layout == "replicated"), None)
+        if found is None:
+            raise UnknownName.among("strategy in this plan", strategy, [p.strategy for p in self.predictions])
+        return self.target.seconds(found) if self.target is not None else None
+
+    def _target_data(self, target: Target) -> dict[str, Any]:
+        seconds = {name_of(p): found.to_dict() for p in self.predictions if (found := target.seconds(p)) is not None}
+        samples = None if target.samples is None else target.samples.to_dict()
+        return {"accuracy": target.accuracy, "samples": samples, "seconds": seconds, "source": target.source}
 
     @property
     def _baseline(self) -> Prediction | None:
@@ -110,7 +126,8 @@ class TrainingPlan:
         return (
             mark, each.strategy, each.layout, _time(each.step_s), f"{each.samples_per_s.mid:,.0f}",
             size(each.bytes_per_step), _megabytes(each.memory_bytes),
-            "?" if each.samples is None else f"{each.samples.mid:.2f}x", in_one_line(each, self._baseline),
+            "?" if each.samples is None else f"{each.samples.mid:.2f}x",
+            *([] if self.target is None else [_to_target(self.target, each)]), in_one_line(each, self._baseline),
         )  # fmt: skip
 
 
@@ -124,6 +141,7 @@ def make_training_plan(
     conditions: RunConditions,
     layouts: Sequence[Candidate] = (),
     notes: Sequence[str] = (),
+    target: Target | None = None,
 ) -> TrainingPlan:
     """Predict each strategy, and those that fit between replicas with each of the layouts, and put them in order."""
     found: list[Prediction] = []
@@ -150,7 +168,9 @@ def make_training_plan(
             code="nothing-to-plan", refused=refused,
         )  # fmt: skip
     found.sort(key=lambda each: (not each.is_exact, each.step_s.mid))
-    return TrainingPlan(model=model, data=data, predictions=tuple(found), refused=refused, notes=tuple(notes))
+    return TrainingPlan(
+        model=model, data=data, predictions=tuple(found), refused=refused, notes=tuple(notes), target=target
+    )
 
 
 def _with_layouts(
@@ -174,6 +194,21 @@ def _with_layouts(
 def all_strategies() -> list[str]:
     """The named ones, as they are written."""
     return [preset.name for preset in PRESETS.values()]
+
+
+def _head(target: Target | None) -> tuple[str, ...]:
+    return _HEAD if target is None else (*_HEAD[:-1], f"to {100 * target.accuracy:g}%", _HEAD[-1])
+
+
+def _to_target(target: Target, each: Prediction) -> str:
+    found = target.seconds(each)
+    return "?" if found is None else f"{_duration(found.mid)} ({_duration(found.low)} to {_duration(found.high)})"
+
+
+def _duration(seconds: float) -> str:
+    if seconds < 100:
+        return f"{seconds:.2g} s" if seconds < 10 else f"{seconds:.0f} s"
+    return f"{seconds / 60:.1f} min" if seconds < 6000 else f"{seconds / 3600:.1f} h"
 
 
 def name_of(each: Prediction) -> str:
