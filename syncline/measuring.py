@@ -58,7 +58,7 @@ _QUICK_S = 1.0
 """Who gives less time than this wants a quick look, and gets one measurement."""
 _AGREE = 0.1
 """Profiles whose steps differ by less than this part agree."""
-_CODING_ROUNDS = 5
+_CODING_ROUNDS = 9
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -312,7 +312,9 @@ class Measuring:
 
     def rates(self, profile: Profile, methods: Mapping[str, Any], shapes: ModelShapes) -> HostRates:
         """What exchanges cost inside a host, from the time that they took here."""
-        rates = HostRates(coding_s=measure_coding(methods, shapes, self._question.config.workers, self._say))
+        rates = HostRates(
+            coding_s=measure_coding(methods, shapes, self._question.config.workers, self._say, threads=self._threads)
+        )
         rates = rates_seen(rates, profile, _traffic("allreduce", shapes, profile.workers))
         if profile.workers > 1 and self._question.hosts == 1 and any(method.servers for method in methods.values()):
             at_server = self._known("server-sync")
@@ -430,21 +432,31 @@ def _traffic(strategy: str, shapes: ModelShapes, workers: int) -> tuple[Traffic,
     return read_strategy(strategy).method.traffic(shapes, workers) or ()
 
 
-def measure_coding(methods: Mapping[str, Any], shapes: ModelShapes, workers: int, say: Say) -> dict[str, Range]:
-    """Seconds to encode all parameters once; decoding takes about as long."""
+def measure_coding(
+    methods: Mapping[str, Any], shapes: ModelShapes, workers: int, say: Say, *, threads: int = 1
+) -> dict[str, Range]:
+    """Seconds to encode all parameters once, with as many threads as a worker has; decoding takes about as long."""
     import torch
 
     encodings = {each.encoding for method in methods.values() for each in method.traffic(shapes, workers) or ()}
     found = {}
-    for how in encodings - {Exact()}:
-        codec = getattr(how, "codec", None)
-        if codec is None:
-            continue
-        say(f"Measuring the encoding {type(how).__name__}.")
-        values, made, times = torch.randn(shapes.numel), codec(), []
-        for _ in range(_CODING_ROUNDS):
-            began = time.perf_counter()
-            made.decode(made.encode(values), shapes.numel)
-            times.append((time.perf_counter() - began) / 2)
-        found[str(how)] = Range.of(times[1:])
+    before = torch.get_num_threads()
+    torch.set_num_threads(threads)
+    try:
+        for how in encodings - {Exact()}:
+            codec = getattr(how, "codec", None)
+            if codec is not None:
+                say(f"Measuring the encoding {type(how).__name__}.")
+                found[str(how)] = Range.of(_times_of(codec(), torch.randn(shapes.numel)))
+    finally:
+        torch.set_num_threads(before)
     return found
+
+
+def _times_of(codec: Any, values: Any) -> list[float]:
+    times = []
+    for _ in range(_CODING_ROUNDS):
+        began = time.perf_counter()
+        codec.decode(codec.encode(values), values.numel())
+        times.append((time.perf_counter() - began) / 2)
+    return times[1:]

@@ -5,7 +5,11 @@ With n members, S bytes sent by each, latency a, k workers of a host on its link
     all-reduce    4 (n - 1) a + 2 (n - 1)/n k S/B        gloo's ring; its latency term is twice the usual one
     all-gather    2 (n - 1) a + (n - 1) k S/B            lengths first, then payloads
     peers         a + k S/B                              S counts a buffer once for each receiver
-    servers       2 a + max(n/p, k) (S + pulled)/B       the servers' links or the workers', whichever is slower
+    servers       2 a + max(r/p, k) S/B + max(r/p, k) pulled/B
+                                                         the servers' links or the workers', whichever is slower
+
+A server runs on the host of one of the workers, so r = n - k workers reach it over its link. Where all wait for each
+other, all push and then all pull; elsewhere pushes and pulls of different workers share a link in both directions.
     broadcast     log2(n) a + S/B
 
 Inside a host with shared memory the same forms hold with the rounds and rates that were measured there.
@@ -46,9 +50,17 @@ def _between_hosts(traffic: Traffic, n: int, workers: int, network: Network) -> 
         case "broadcast":
             return link.seconds(sent, math.log2(n))
         case "servers":
-            both = sent + traffic.received_bytes
-            busiest = max((n if traffic.waits == "all" else 1) / traffic.shards, per_host)
-            return link.seconds(busiest * both, 2) + server_s(traffic, 1, network.rates)
+            reach = _reaching(traffic, n, network) if traffic.waits == "all" else 1 / traffic.shards
+            busiest = max(reach, per_host)
+            there, back = link.seconds(busiest * sent, 1), link.seconds(busiest * traffic.received_bytes, 1)
+            return there + back + server_s(traffic, 1, network.rates)
+
+
+def _reaching(traffic: Traffic, n: int, network: Network) -> float:
+    """How many workers' buffers cross the link of a server's host: those of the workers on other hosts."""
+    others = n - n / network.hosts
+    servers_of_a_host = math.ceil(traffic.shards / network.hosts)
+    return others * servers_of_a_host / traffic.shards
 
 
 def _inside_host(traffic: Traffic, n: int, workers: int, network: Network) -> Range:
@@ -86,5 +98,6 @@ def saturated_s(traffic: Traffic, workers: int, network: Network) -> Range:
     busy = network.rates.server_s_per_byte * (workers * both / traffic.shards)
     if network.is_one_host:
         return busy
-    on_links = network.link.seconds(workers * both / traffic.shards, 0)
+    larger = max(traffic.sent_bytes, traffic.received_bytes)
+    on_links = network.link.seconds(_reaching(traffic, workers, network) * larger, 0)
     return busy.most(on_links)
