@@ -71,11 +71,14 @@ class Grid:
     layouts: tuple[str, ...] = ("sharded", "pipeline(2)")
     """Besides `replicated`, where the real model runs: with each that it can have."""
     seconds: float = _FULL_S
+    rounds: int = 2
+    """Each strategy is measured so often, in turns; the faster one counts, as for the profile."""
 
 
 QUICK = Grid(
-    models=("lenet",), places=(Place(workers=2), Place(workers=4, rate="100mbit")), strategies=_QUICK, seconds=_QUICK_S
-)
+    models=("lenet",), places=(Place(workers=2), Place(workers=4, rate="100mbit")), strategies=_QUICK, seconds=_QUICK_S,
+    rounds=1,
+)  # fmt: skip
 """A minute or two."""
 
 
@@ -108,14 +111,19 @@ class _Cell:
         )  # fmt: skip
         plan = answer(question, self._grid.strategies, self._quietly, run_task)
         emulated = Namespaces(place.hosts, rate=place.rate) if place.rate else nullcontext()
+        fastest: dict[str, Fact] = {}
         with emulated as namespaces:
             network_ = namespaces.network if namespaces is not None else None
-            for prediction in sorted(plan.predictions, key=name_of):
-                found = self._measured(prediction, network_)
-                if found is not None:
-                    checked = _checked(self._model, str(place), prediction, found)
-                    self._say(f"  {checked.strategy}: {checked.error:+.0%}")
-                    yield checked
+            for _ in range(self._grid.rounds):
+                for prediction in plan.predictions:
+                    found, name = self._measured(prediction, network_), name_of(prediction)
+                    if found is not None and (name not in fastest or found.step_s < fastest[name].step_s):
+                        fastest[name] = found
+        for prediction in sorted(plan.predictions, key=name_of):
+            if name_of(prediction) in fastest:
+                checked = _checked(self._model, str(place), prediction, fastest[name_of(prediction)])
+                self._say(f"  {checked.strategy}: {checked.error:+.0%}")
+                yield checked
 
     def _paced(self, real: Task) -> Task:
         """The task with a model that sleeps for as long as this one's passes take."""
