@@ -131,7 +131,8 @@ def _show_run(path: Path, *, json: bool) -> None:
         typer.echo(json_format.dumps({"expected": made, "compared": came}, indent=1))
         return
     if expected is None:
-        typer.echo("Nothing was predicted for this run: it was made by an earlier version of Syncline.")
+        why = "it ended before its first steps could be measured, or an earlier version of Syncline made it"
+        typer.echo(f"Nothing was predicted for this run: {why}.")
     elif found is None:
         more = "" if not expected.is_prediction else " It has not taken enough steps yet to compare."
         typer.echo(f"{expected.source}{more}")

@@ -28,7 +28,7 @@ from syncline.planning.profile_store import Kept, closest, keep, key_of_task, ke
 from syncline.strategies.method import Method, ModelShapes
 from syncline.strategies.reading import read_strategy
 from syncline.strategies.traffic import Traffic
-from syncline.telemetry.events import Event, Progress, Recovered, RunStarted, WorkerFailure, WorkerReady
+from syncline.telemetry.events import Event, GroupTrains, Progress, Recovered, RunStarted, WorkerFailure, WorkerReady
 
 _FIRST_INTERVALS = 4
 """So many quarters of a second of each worker's steps are measured if nothing is known of the task."""
@@ -74,6 +74,9 @@ class Forecaster:
                 self._shapes, self._slots = event.shapes, event.optimizer_slots
             case WorkerFailure() | Recovered():
                 self._is_disturbed = True
+            case GroupTrains():
+                self._expected = self._without("its script trains with torch.distributed itself, unseen")
+                return self._expected
             case Progress() if self._expected is None and self._has_seen_first_steps():
                 source = "the first steps of the run itself, in which computing was measured"
                 profile = self._profile()
@@ -104,7 +107,7 @@ class Forecaster:
 
     def _has_seen_first_steps(self) -> bool:
         reader = self._reader
-        return bool(self._shapes) and reader.workers == self._plan.size and reader.intervals >= _FIRST_INTERVALS
+        return bool(self._shapes) and reader.workers >= self._plan.size and reader.intervals >= _FIRST_INTERVALS
 
     def _profile(self) -> Profile | None:
         """What the run has shown so far, as of one host."""
