@@ -14,7 +14,7 @@ from syncline.cli.task_options import TaskArgument, with_task_options
 from syncline.errors import ConfigError
 
 if TYPE_CHECKING:
-    from syncline.advisor import Question
+    from syncline.measuring import Question
     from syncline.planning.simulation.scenario import Failures
 
 _MOST_WORKERS = 100_000
@@ -86,8 +86,8 @@ def simulate(
 
 
 def _question_of_a_host(task: str, parts: dict[str, Any], workers: int, share: int, network: str | None) -> Question:
-    from syncline.advisor import Question
     from syncline.cli.tasks import find_task
+    from syncline.measuring import Question
 
     found = find_task(task, parts, {"workers": workers, "batch": share * workers})
     located = found.task.with_defaults().located(found.data_dir, None)

@@ -85,7 +85,7 @@ def samples_to_target(points: Sequence[Point], accuracy: float) -> Range | None:
         return None
 
     def needed(steepness: float) -> float:
-        return last * ((1 - accuracy) / least) ** (1 / steepness)
+        return float(last * ((1 - accuracy) / least) ** (1 / steepness))
 
     mid = needed(slope)
     if mid > _FURTHEST * last:
