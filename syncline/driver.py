@@ -34,6 +34,7 @@ from syncline.layouts.layout import check_layout_text, is_auto, is_plain, needs_
 from syncline.measuring import choose
 from syncline.observe.observer import Observer, WithoutEnd, choose_view
 from syncline.planning.cost.auto import cannot_choose, is_auto_strategy, wants_exact
+from syncline.planning.cost.network import read_link
 from syncline.planning.expected import Expected
 from syncline.planning.forecaster import Forecaster
 from syncline.planning.machine import Machine
@@ -119,9 +120,8 @@ def run_task(
     notes: tuple[str, ...] = ()
     if is_auto_strategy(config.strategy):
         task = task.with_defaults().located(data_dir, progress)
-        config, notes = _choose_strategy(task, config, view, is_elsewhere=network is not None)
-    read_strategy(config.strategy)  # an invalid one fails before anything starts
-    check_layout_text(config.layout)
+        config, notes = _choose_strategy(task, config, view, network)
+    _check_texts(config)
     if not is_plain(config.layout):
         task = task.with_defaults().located(data_dir, progress)
         config, more = _settle(task, task.facts(), config, network.hosts if network is not None else ())
@@ -133,12 +133,18 @@ def run_task(
         return _run(_RunRequest(facts, config, task, engine, view, notes))
 
 
+def _check_texts(config: RunConfig, *, is_own_loop: bool = False) -> None:
+    """What is wrong with a setting that has a grammar of its own fails before anything starts."""
+    read_strategy(config.strategy)
+    check_layout_text(config.layout, is_own_loop=is_own_loop)
+    if config.network is not None:
+        read_link(config.network)
+
+
 def _choose_strategy(
-    task: Task, config: RunConfig, view: Observer, *, is_elsewhere: bool
+    task: Task, config: RunConfig, view: Observer, network: Network | None
 ) -> tuple[RunConfig, tuple[str, ...]]:
     """The settings with the strategy that is chosen now, or that was chosen for the run to resume."""
-    if is_elsewhere:
-        raise cannot_choose(config.strategy, "it measures the task on this machine, but this run has hosts", "hosts")
     wants_exact(config.strategy)  # what cannot be read fails first
     earlier = earlier_run(config, task.facts().fingerprint)
     if earlier is not None:
@@ -149,7 +155,15 @@ def _choose_strategy(
     def say(text: str) -> None:
         view.on_event(InfoMessage(message=text))
 
-    return choose(task, config, say, run_task)
+    on_hosts = config.engine != "local" or network is not None
+    if on_hosts and config.network is None:
+        raise cannot_choose(
+            config.strategy,
+            "it must know what connects the hosts: give --network, such as --network 1gbit,100us",
+            "network",
+        )
+    hosts = min(config.workers, len(network.hosts)) if network is not None else config.workers
+    return choose(task, config, say, run_task, hosts=hosts if on_hosts else 1)
 
 
 def _settle(
@@ -196,8 +210,7 @@ def run_script(script: Script, config: RunConfig, view: Observer) -> Result:
     boundary.check_surroundings()
     if is_auto_strategy(config.strategy):
         raise cannot_choose(config.strategy, "a script's own loop cannot be tried out before the run", "own-loop")
-    read_strategy(config.strategy)  # an invalid one fails before anything starts
-    check_layout_text(config.layout, is_own_loop=True)
+    _check_texts(config, is_own_loop=True)
     if not Path(script.path).is_file():
         raise ConfigError(f"There is no file {script.path}.", code="no-file", path=script.path)
     engine = engine_for(config.engine)
@@ -331,7 +344,7 @@ def _run(request: _RunRequest) -> Result:
         closing(EventLog(run_dir)) as log,
         _written_task(run_dir, request.what) as task_path,
     ):
-        forecaster = Forecaster(plan, machine)
+        forecaster = Forecaster(plan, machine, config.network)
         emit = _Emitter(log, request.view, run_dir, forecaster)
         emit.last_checkpoint = checkpoint
         emit.expect(forecaster.before_start())

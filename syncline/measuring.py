@@ -145,30 +145,32 @@ def answer(question: Question, strategies: Sequence[str] | None, say: Say, run: 
     )  # fmt: skip
 
 
-def choose(task: Task, config: RunConfig, say: Say, run: Run) -> tuple[RunConfig, tuple[str, ...]]:
-    """The settings with the strategy that `--strategy auto` chooses on this machine, and what to say of the choice."""
+def choose(task: Task, config: RunConfig, say: Say, run: Run, *, hosts: int = 1) -> tuple[RunConfig, tuple[str, ...]]:
+    """The settings with the strategy that `--strategy auto` chooses, and what to say of the choice.
+
+    This machine is measured; so many hosts are taken to be like it.
+    """
     asked = config.strategy
     exact_only = wants_exact(asked)
-    if config.engine != "local":
-        why = f"it measures the task on this machine, but --engine {config.engine} may use others"
-        raise cannot_choose(asked, why, "engine")
     if config.layout != "replicated":
         raise cannot_choose(asked, f"it chooses for the layout replicated, not for {config.layout}", "layout")
     facts, machine = task.facts(), Machine.here()
-    possible = [name for name in all_strategies() if _can_have(facts, config.replace(strategy=name), machine)]
+    possible = [name for name in all_strategies() if _can_have(facts, config.replace(strategy=name), machine, hosts)]
     if not possible:
         make_plan(facts, config.replace(strategy="allreduce"), machine)  # says what is wrong
     if config.workers == 1:
         return config.replace(strategy="allreduce"), ("With one worker there is nothing to exchange.",)
     config = config.replace(strategy="allreduce")
-    question = Question(task=task, config=config, seconds=_SECONDS_OF_CHOICE, may_know=True)
+    question = Question(
+        task=task, config=config, hosts=hosts, network=config.network, seconds=_SECONDS_OF_CHOICE, may_know=True
+    )
     chosen = pick(answer(question, possible, say, run), exact_only=exact_only)
     return config.replace(strategy=chosen.chosen.strategy), tuple(chosen.describe())
 
 
-def _can_have(facts: TaskFacts, config: RunConfig, machine: Machine) -> bool:
+def _can_have(facts: TaskFacts, config: RunConfig, machine: Machine, hosts: int) -> bool:
     try:
-        make_plan(facts, config, machine)
+        make_plan(facts, config, machine, [f"host {number}" for number in range(hosts)])
     except ConfigError:
         return False
     return True

@@ -65,6 +65,11 @@ class RunConfig:
         "chooses the one that should be the quickest to the same accuracy; auto(exact) chooses among those that "
         "compute what one process would.",
     )
+    network: str | None = _f(
+        None,
+        "The link of each host, if the workers are on several: rate, latency or both, such as 100mbit,1ms. Steps are "
+        "predicted with it, and --strategy auto chooses by it. Default: 1gbit,100us.",
+    )
     layout: str = _f(
         "replicated",
         "How a replica of the model is spread over workers: replicated (each holds all of it), sharded or sharded(n) "

@@ -37,8 +37,8 @@ _FIRST_INTERVALS = 4
 class Forecaster:
     """Give it the events of a run, in order."""
 
-    def __init__(self, plan: Plan, machine: Machine) -> None:
-        self._plan, self._machine = plan, machine
+    def __init__(self, plan: Plan, machine: Machine, network: str | None = None) -> None:
+        self._plan, self._machine, self._link = plan, machine, network
         self._hosts = len({worker.host for worker in plan.workers})
         self._method = read_strategy(plan.strategy).method
         self._reader = ProfileReader()
@@ -144,13 +144,14 @@ class Forecaster:
             held_out_samples=plan.held_out,
         )  # fmt: skip
         network = Network(
-            link=read_link(DEFAULT_NETWORK), hosts=self._hosts, cores=self._machine.cores,
+            link=read_link(self._link or DEFAULT_NETWORK), hosts=self._hosts, cores=self._machine.cores,
             rates=self._rates(workload.shapes.exact_bytes),
         )  # fmt: skip
         found = predict(workload, plan.strategy, self._method, network)
         if found is None:
             return None
-        link = f", and from links of {DEFAULT_NETWORK} between hosts, which is a guess" if self._hosts > 1 else ""
+        guess = "" if self._link else ", which is a guess: --network says what they are"
+        link = f", and from links of {self._link or DEFAULT_NETWORK} between hosts{guess}" if self._hosts > 1 else ""
         made = expected_of(found, f"Predicted from {source}{link}.")
         return made if profile.memory_bytes else dataclasses.replace(made, memory_bytes=Range.exactly(0.0))
 

@@ -64,3 +64,11 @@ def test_scripts_dry_runs_and_resumed_runs_name_their_strategy(tmp_path):
     with pytest.raises(ConfigError) as raised:
         syncline.resume(tmp_path, strategy="auto")
     assert raised.value.facts["reason"] == "resume"
+
+
+def test_a_network_that_cannot_be_read_is_refused_before_anything_starts(tmp_path):
+    task = Task(model=Spec("mlp"), data=Spec("digits"))
+    with pytest.raises(ConfigError) as raised:
+        run_task(task, RunConfig(workers=2, network="fast", out=str(tmp_path)), JsonLines(io.StringIO()))
+    assert raised.value.code == "network"
+    assert not list(tmp_path.iterdir())

@@ -113,6 +113,21 @@ def test_a_run_that_is_too_short_or_has_another_layout_says_why_it_was_not_predi
     assert compare(spread, Fact(terms={"forward": 1.0}, bytes_per_step=1, steps=100)) is None
 
 
+def test_on_hosts_the_network_that_was_given_counts_and_otherwise_a_guess_is_named():
+    workers = tuple(dataclasses.replace(w, host=f"host {w.rank}") for w in plan().workers)
+    spread = dataclasses.replace(plan(), workers=workers)
+
+    def expected(network: str | None) -> Expected:
+        forecaster = Forecaster(spread, MACHINE, network)
+        (made,) = [made for event in events(spread) if (made := forecaster.on_event(event)) is not None]
+        return made
+
+    assert "a guess" in expected(None).source
+    slow = expected("1mbit,1ms")
+    assert "1mbit,1ms" in slow.source
+    assert slow.terms["exchange"].mid > 0.1 > expected(None).terms["exchange"].mid
+
+
 def test_a_script_is_predicted_from_its_first_steps():
     script = own_loop_plan()
     found = [
