@@ -15,7 +15,7 @@ from syncline import boundary
 from syncline.config.run import RunConfig
 from syncline.driver import run_task
 from syncline.errors import check_options
-from syncline.measuring import Measuring, Question, Say, answer, measure_coding
+from syncline.measuring import Measuring, Question, Say, answer, hosts_asked, measure_coding
 from syncline.planning.cost.choice import TrainingPlan
 from syncline.planning.cost.network import DEFAULT_NETWORK, HostRates, Network, read_link
 from syncline.planning.simulation.study import Measured
@@ -32,7 +32,7 @@ def plan(
     data: Any,
     workers: int = 2,
     network: str | None = None,
-    hosts: int = 1,
+    hosts: int | None = None,
     strategies: Sequence[str] | None = None,
     layouts: Sequence[str] = (),
     data_dir: str | Path | None = None,
@@ -44,14 +44,15 @@ def plan(
 ) -> TrainingPlan:
     """Predict how fast each strategy trains `model` on `data`, and why; the best comes first.
 
-    The model is measured on this machine for about `seconds`, in short runs that leave nothing behind. With several
-    `hosts`, which are taken to be like this machine, `network` describes each one's link, such as "100mbit,1ms".
+    The model is measured on this machine for about `seconds`, in short runs that leave nothing behind. With a
+    `network`, such as "100mbit,1ms", each worker is on a host of its own with such a link, unless there are fewer
+    `hosts`; they are taken to be like this machine.
     `layouts` are planned besides `replicated`, with the strategies that they fit: ["sharded"], or ["all"].
     With a `target` accuracy, a probe of at most `probe_s` tells how long it takes: `plan.seconds_to_target(strategy)`.
     `settings` are those of `RunConfig` and of `syncline.train`: batch, threads, optimizer, ...
 
-    >>> plan = syncline.plan(model="lenet", data="mnist", workers=4, hosts=4, network="100mbit")   # doctest: +SKIP
-    >>> print(plan.table()); plan.why("allreduce"); plan.best.strategy                            # doctest: +SKIP
+    >>> plan = syncline.plan(model="lenet", data="mnist", workers=4, network="100mbit")   # doctest: +SKIP
+    >>> print(plan.table()); plan.why("allreduce"); plan.best.strategy                   # doctest: +SKIP
     """
     parts = {f.name for f in dataclasses.fields(Task)} - {"model", "data"}
     names = [f.name for f in dataclasses.fields(RunConfig)]
@@ -62,7 +63,7 @@ def plan(
     question = Question(
         task=located,
         config=config,
-        hosts=hosts,
+        hosts=hosts_asked(hosts, network, workers),
         network=network,
         seconds=seconds,
         layouts=tuple(layouts),

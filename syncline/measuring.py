@@ -116,6 +116,19 @@ class Question:
         return self.config.workers // self.hosts
 
 
+def hosts_asked(hosts: int | None, network: str | None, workers: int) -> int:
+    """How many hosts are meant: with a network and no number, each worker is on one of its own."""
+    if hosts is None:
+        return workers if network is not None else 1
+    if hosts == 1 and network is not None:
+        raise ConfigError(
+            f"--network {network} describes the links between hosts, and --hosts 1 leaves none. Leave out --network, "
+            "or --hosts for one worker on each.",
+            code="hosts", hosts=hosts, workers=workers, network=network,
+        )  # fmt: skip
+    return hosts
+
+
 def answer(question: Question, strategies: Sequence[str] | None, say: Say, run: Run) -> TrainingPlan:
     """Measure, and predict."""
     names = list(strategies or all_strategies())

@@ -29,7 +29,7 @@ _SETTINGS = {
     "threads": _option(int, "CPU threads per worker. Default: cores / workers."),
 }
 _ASKED = {
-    "hosts": _option(int, "Number of hosts, each like this machine. Default: 1."),
+    "hosts": _option(int, "Number of hosts, each like this machine. Default: 1, or with --network one per worker."),
     "network": _option(str, "Link of each host: rate, latency or both, such as 100mbit,1ms. Default: 1gbit,100us."),
     "strategy": _option(
         list[str], "Plan this strategy only; may be repeated, and may be your own.", "--strategy", "-s"
@@ -76,7 +76,7 @@ def plan(
 
     syncline plan lenet --data mnist --workers 4
     syncline plan runs/lenet-mnist-20260101-120000
-    syncline plan lenet --data mnist --workers 4 --hosts 4 --network 100mbit,1ms
+    syncline plan lenet --data mnist --workers 4 --network 100mbit,1ms
     syncline plan lenet --data mnist --workers 4 --why sparknet
     syncline plan lenet --data mnist --workers 4 --target 98.5%
     syncline plan --check --quick
@@ -102,16 +102,17 @@ def _plan(
 ) -> TrainingPlan:
     from syncline.cli.tasks import find_task
     from syncline.driver import run_task
-    from syncline.measuring import Question, answer
+    from syncline.measuring import Question, answer, hosts_asked
     from syncline.planning.cost.target import read_target
 
     strategies, layouts = asked.pop("strategy", None), asked.pop("layout", ())
     target, probe = asked.pop("target", None), asked.pop("probe", 60.0)
     found = find_task(task, parts, settings)
     located = found.task.with_defaults().located(found.data_dir, None)
+    hosts = hosts_asked(asked.pop("hosts", None), asked.get("network"), found.config.workers)
     question = Question(
-        task=located, config=found.config, layouts=tuple(layouts), target=read_target(target) if target else None,
-        probe_s=probe, **asked,
+        task=located, config=found.config, hosts=hosts, layouts=tuple(layouts),
+        target=read_target(target) if target else None, probe_s=probe, **asked,
     )  # fmt: skip
     names = [*strategies, *([why] if why and why not in strategies else [])] if strategies else None
     return answer(question, names, _progress, run_task)

@@ -10,6 +10,7 @@ from real_runs import syncline as command
 
 import syncline
 from syncline.errors import ConfigError
+from syncline.measuring import hosts_asked
 
 pytestmark = pytest.mark.slow
 
@@ -63,6 +64,13 @@ def test_the_command_prints_a_simulation_as_json(tmp_path: Path):
     assert max(map(int, found[3]["staleness"])) <= 2
 
 
+@pytest.mark.parametrize(
+    ("hosts", "network", "meant"), [(None, None, 1), (None, "1gbit", 4), (2, "1gbit", 2), (2, None, 2)]
+)
+def test_a_network_is_between_hosts(hosts, network, meant):
+    assert hosts_asked(hosts, network, workers=4) == meant
+
+
 def test_what_cannot_be_planned_is_refused_before_anything_runs():
     with pytest.raises(ConfigError) as raised:
         syncline.plan(model="mlp", data="digits", workers=3, hosts=2)
@@ -70,5 +78,8 @@ def test_what_cannot_be_planned_is_refused_before_anything_runs():
     with pytest.raises(ConfigError) as raised:
         syncline.plan(model="mlp", data="digits", workers=2, hosts=2, layouts=["sharded"])
     assert raised.value.code == "plan-layout"
+    with pytest.raises(ConfigError) as raised:
+        syncline.plan(model="mlp", data="digits", workers=2, hosts=1, network="100mbit")
+    assert raised.value.code == "hosts"
     with pytest.raises(ConfigError):
         syncline.plan(model="mlp", data="digits", workers=2, layouts=["shredded"])
