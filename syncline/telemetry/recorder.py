@@ -50,6 +50,12 @@ class Recorder:
         self._last_mark = self._window_start = time.perf_counter()
         self._waited_before = self.count_waiting()
 
+    def leave_out(self) -> None:
+        """The time since the last mark belongs to no step; the steps before it are still reported, without it."""
+        now = time.perf_counter()
+        self._window_start += now - self._last_mark
+        self._last_mark, self._waited_before = now, self.count_waiting()
+
     def mark(self, phase: str) -> None:
         """Attribute the time since the last mark to `phase`, minus the waiting measured meanwhile."""
         now, waited = time.perf_counter(), self.count_waiting()

@@ -56,7 +56,7 @@ class TrainingBatches:
         training = self._training
         if not training.begin_epoch(epoch):
             return
-        training.session.recorder.start()
+        training.session.recorder.leave_out()  # what the script did between two epochs
         while True:
             training.end_step()
             fetched = self._next(epoch)
