@@ -12,6 +12,7 @@ import typer
 from syncline.cli.output import DownloadProgress, exit_if_interrupted
 from syncline.cli.run_options import bundle_options, with_run_options
 from syncline.cli.task_options import TaskArgument, with_task_options
+from syncline.cli.train import NOT_FOR_SCRIPTS
 from syncline.errors import ConfigError
 
 FAULTS_HELP = """Faults; steps count from 0:
@@ -54,7 +55,12 @@ _CHAOS_OPTIONS = {
 @with_run_options(leave_out=("strategy", "out", "name", "resume", "max_failures"))
 @with_task_options("data", "data_dir", "loss", "metrics", "optimizer", "lr", "schedule", "weight_decay", "clip_norm")
 def _chaos(
+    context: typer.Context,
     task: TaskArgument,
+    own_loop: Annotated[
+        bool,
+        typer.Option("--own-loop", help="TASK is a script with its own training loop. Its arguments follow after --."),
+    ] = False,
     json: Annotated[
         bool, typer.Option("--json", help="Print progress as JSON lines; the last line is the score.")
     ] = False,
@@ -81,27 +87,51 @@ def _chaos(
     syncline chaos lenet --data mnist --workers 4 --kills 50 --every 3s --seed 7
     syncline chaos mlp --data digits --epochs 60 --all-strategies --kills 48 --every 500ms
     syncline chaos mlp --data digits --epochs 60 --fault 'stop worker 1 at step 50'
+    syncline chaos my_loop.py --own-loop --workers 2 --kills 20 -- --my-own-flag 3
     sudo syncline chaos mlp --data digits -w 3 --epochs 60 --namespaces 3 --fault 'cut worker 1 at step 30 for 5s'
     """
-    from syncline.cli.tasks import find_task
     from syncline.lab.chaos.soak import soak
 
     if given.get("strategy") and given.get("all_strategies"):
         raise ConfigError("--all-strategies includes every --strategy. Give only one of them.")
     out = given.pop("out", None)
-    found = find_task(task, parts, settings)
-    wanted = _settings(given, default_strategy=found.config.strategy)
+    what, config, data_dir = _find(task, parts, settings, context.args, is_own_loop=own_loop)
+    wanted = _settings(given, default_strategy=config.strategy)
     with exit_if_interrupted():
         soak(
-            found.task,
-            found.config,
+            what,
+            config,
             wanted,
             command=shlex.join(["syncline", *sys.argv[1:]]),
             out=out,
             as_json=json,
-            data_dir=found.data_dir,
+            data_dir=data_dir,
             download_progress=None if json else DownloadProgress(sys.stderr),
         )
+
+
+def _find(
+    what: str, parts: dict[str, Any], settings: dict[str, Any], arguments: list[str], *, is_own_loop: bool
+) -> tuple[Any, Any, Path | None]:
+    """The task or the script, its settings, and where to look for its data first."""
+    from syncline.cli.tasks import find_task
+    from syncline.config.run import RunConfig
+    from syncline.task import Script
+
+    if not is_own_loop:
+        if arguments:
+            raise ConfigError(
+                f"A task takes no arguments, but there are: {shlex.join(arguments)}. Add --own-loop if {what} is a "
+                "script with its own training loop.",
+                code="task-arguments",
+            )
+        found = find_task(what, parts, settings)
+        return found.task, found.config, found.data_dir
+    refused = [name for name in (*parts, *settings) if name in parts or name in NOT_FOR_SCRIPTS]
+    if refused:
+        names = ", ".join(f"--{name.replace('_', '-')}" for name in refused)
+        raise ConfigError(f"With --own-loop, the script decides on {names}. Leave this out.", code="own-loop-options")
+    return Script(what, tuple(arguments)), RunConfig(**settings), None
 
 
 chaos = bundle_options(_chaos, into="given", options=_CHAOS_OPTIONS)

@@ -76,7 +76,9 @@ app.command("worker", rich_help_panel=_MACHINES)(worker)
 app.add_typer(cluster.app, name="cluster", rich_help_panel=_MACHINES)
 _MEASURE = "Benchmarks and fault injection"
 app.command("bench", rich_help_panel=_MEASURE, epilog=bench.SUITES_HELP)(bench.bench)
-app.command("chaos", rich_help_panel=_MEASURE, epilog=chaos.FAULTS_HELP)(chaos.chaos)
+app.command("chaos", rich_help_panel=_MEASURE, epilog=chaos.FAULTS_HELP, context_settings={"allow_extra_args": True})(
+    chaos.chaos
+)
 
 
 def _show_version(wanted: bool) -> None:

@@ -14,9 +14,10 @@ from syncline.cli.output import DownloadProgress, observing
 from syncline.cli.run_options import Json, Quiet, RunPath, with_run_options
 from syncline.cli.task_options import TaskArgument, with_task_options
 
-_NOT_FOR_SCRIPTS = (
+NOT_FOR_SCRIPTS = (
     "epochs", "batch", "accumulate", "checkpoint_activations", "memory_limit", "loaders", "evaluate_every", "on_nan",
 )  # fmt: skip
+"""Settings that a script's own loop decides on."""
 
 
 @with_run_options()
@@ -49,7 +50,7 @@ def train(
             run_task(found.task, found.config, view, engine=engine, data_dir=found.data_dir, progress=progress)
 
 
-@with_run_options(leave_out=_NOT_FOR_SCRIPTS)
+@with_run_options(leave_out=NOT_FOR_SCRIPTS)
 def run(
     context: typer.Context,
     script: Annotated[

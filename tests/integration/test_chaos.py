@@ -11,11 +11,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from own_loop_scripts import PLAIN
 from real_runs import ROOT, environment
 from real_runs import syncline as command
 from typer.testing import CliRunner
 
 from syncline.cli.main import app
+from syncline.errors import ConfigError
 from syncline.telemetry.events import Recovered, WorkerFailure
 from syncline.telemetry.run_dir import RunDir
 
@@ -82,6 +84,43 @@ def test_a_server_can_be_killed_at_a_step(tmp_path):
     )  # fmt: skip
     (recovery,) = score["runs"][0]["recoveries"]
     assert (recovery["result"], recovery["injection"]["worker_id"]) == ("recovered", 2)
+
+
+def test_kills_in_a_loop_of_ones_own_cost_no_sample_and_the_metric_is_what_it_logs(tmp_path):
+    loop = PLAIN.replace("range(2)", "worker.epochs(epochs)").replace("import os,", "import sys, os,")
+    (tmp_path / "loop.py").write_text(
+        loop.replace("worker = syncline.worker()", "worker = syncline.worker()\nepochs = int(sys.argv[1])")
+        + "worker.log(score=F.cross_entropy(model(inputs), targets).item())\n"
+    )
+    done = command(
+        "chaos", "loop.py", "--own-loop", "--workers", "2", "--kills", "2", "--every", "100 steps", "--json", "--",
+        "150", cwd=tmp_path, timeout_s=170, is_warm=False,
+    )  # fmt: skip
+    assert done.code == 0, done.out[-3000:] + done.err
+    score = done.events[-1]
+    assert score["title"] == "loop.py, 2 workers"
+    total, (run,), (reference,) = score["total"], score["runs"], score["references"]
+    assert (total["injections"], total["hangs"], total["lost"], total["repeated"]) == (2, 0, 0, 0)
+    assert [recovery["result"] for recovery in run["recoveries"]] == ["recovered", "recovered"]
+    assert run["metrics"]["score"] == pytest.approx(reference["metrics"]["score"], abs=0.05)
+
+
+@pytest.mark.parametrize(
+    ("words", "expected"),
+    [
+        (("mlp", "--data", "digits", "--", "--depth", "3"), "--own-loop"),
+        (("loop.py", "--own-loop", "--epochs", "3"), "--epochs"),
+        (("loop.py", "--own-loop", "--data", "digits"), "--data"),
+        (("loop.py", "--own-loop", "--namespaces", "2"), "--namespaces"),
+    ],
+)
+def test_what_a_script_decides_on_and_arguments_of_a_task_are_refused(tmp_path, monkeypatch, words, expected):
+    monkeypatch.chdir(tmp_path)
+    Path("loop.py").write_text(PLAIN)
+    done = CliRunner().invoke(app, ["chaos", *words])
+    assert isinstance(done.exception, ConfigError)
+    assert expected in str(done.exception)
+    assert list(tmp_path.iterdir()) == [tmp_path / "loop.py"]
 
 
 def test_ctrl_c_stops_the_run_cleanly_and_shows_the_score_so_far(tmp_path):

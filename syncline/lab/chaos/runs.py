@@ -17,7 +17,7 @@ from typing import Protocol
 
 from syncline.config.run import RunConfig
 from syncline.data.audit import audit_file
-from syncline.driver import run_task
+from syncline.driver import run_script, run_task
 from syncline.errors import ConfigError
 from syncline.lab.chaos.kills import Killer
 from syncline.lab.chaos.links import LinkCutter
@@ -36,8 +36,10 @@ from syncline.lab.chaos.watchdog import Watchdog
 from syncline.lab.faults import Fault, as_script, faults_injected, install
 from syncline.lab.namespaces import Namespaces
 from syncline.lab.output import RunObserver, error_text
+from syncline.observe.observer import Observer
 from syncline.observe.state import RunState
-from syncline.task import Task
+from syncline.result import Result
+from syncline.task import Script, Task
 from syncline.telemetry.events import Event, Recovered, RunStarted, Summary, WorkerFailure, WorkerReady
 from syncline.telemetry.run_dir import RunDir
 
@@ -52,14 +54,18 @@ class RunListener(Protocol):
 
 
 def run_reference(
-    task: Task, config: RunConfig, listener: RunListener, watchdog: Watchdog, namespaces: Namespaces | None = None
+    what: Task | Script,
+    config: RunConfig,
+    listener: RunListener,
+    watchdog: Watchdog,
+    namespaces: Namespaces | None = None,
 ) -> Reference | RunScore:
     """Train without faults. A `RunScore` if even that did not finish."""
     began = monotonic()
     try:
         with closing(watchdog):
             observer = RunObserver(listener.on_run_event, watchdog.on_event)
-            result = run_task(task, config, observer, network=namespaces.network if namespaces else None)
+            result = _train(what, config, observer, namespaces)
     except ConfigError:
         raise  # nothing was trained
     except Exception as error:
@@ -70,7 +76,7 @@ def run_reference(
 
 
 def run_with_faults(
-    task: Task,
+    what: Task | Script,
     config: RunConfig,
     listener: RunListener,
     watchdog: Watchdog,
@@ -99,7 +105,7 @@ def run_with_faults(
                 stack.enter_context(each)
             if namespaces is not None:
                 stack.enter_context(LinkCutter(namespaces))
-            run_task(task, config, observer, network=namespaces.network if namespaces else None)
+            _train(what, config, observer, namespaces)
     except KeyboardInterrupt as interrupt:
         outcome, reason, stopped = "interrupted", str(interrupt), interrupt
     except Exception as error:  # a failed run is a result, not an error of this command
@@ -127,6 +133,12 @@ def run_with_faults(
     )
     live.report(score.recoveries)
     return score, stopped
+
+
+def _train(what: Task | Script, config: RunConfig, view: Observer, namespaces: Namespaces | None) -> Result:
+    if isinstance(what, Script):
+        return run_script(what, config, view)
+    return run_task(what, config, view, network=namespaces.network if namespaces else None)
 
 
 def audit_samples(run_dir: RunDir) -> SampleAudit | None:

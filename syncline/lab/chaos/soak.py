@@ -1,4 +1,4 @@
-"""`syncline chaos`: trains the same task again and again under injected faults, until enough processes were killed.
+"""`syncline chaos`: trains the same task or script again and again under injected faults, until enough were killed.
 
 Here: the sequence of runs. Not here: one run (`runs.py`), the figures (`score.py`), their text (`report.py`).
 
@@ -30,7 +30,7 @@ from syncline.lab.output import Reporter, check_output_file, make_reporter
 from syncline.observe.formatting import count, duration, headline
 from syncline.observe.state import RunState
 from syncline.strategies.reading import read_strategy
-from syncline.task import Task
+from syncline.task import Script, Task
 from syncline.telemetry.events import Event
 from syncline.telemetry.run_dir import RunDir
 
@@ -80,7 +80,7 @@ class ChaosSettings:
 
 
 def soak(
-    task: Task,
+    what: Task | Script,
     config: RunConfig,
     settings: ChaosSettings,
     *,
@@ -90,10 +90,10 @@ def soak(
     data_dir: Path | None = None,
     download_progress: DownloadProgress | None = None,
 ) -> Scorecard:
-    """Train `task` under kills and faults; show the scorecard and write it to `out`, with JSON beside it.
+    """Train a task or run a user's own loop under kills and faults; show the scorecard and write it to `out`.
 
-    The file is rewritten after each run. Raises `Interrupted` after Ctrl-C and `SynclineError` if a guarantee did not
-    hold or not every fault could be injected, both after showing the scorecard.
+    JSON is written beside it. The file is rewritten after each run. Raises `Interrupted` after Ctrl-C and
+    `SynclineError` if a guarantee did not hold or not every fault could be injected, both after showing the scorecard.
     """
     # Report the user's mistakes now, not after an hour of training.
     for strategy in settings.strategies:
@@ -103,19 +103,24 @@ def soak(
             raise ConfigError(
                 f"'{fault}' can never happen: the run has workers 0 to {config.workers - 1}.", setting="fault"
             )
+    if settings.namespaces and isinstance(what, Script):
+        raise ConfigError(
+            "--namespaces is for tasks: a script's workers run on this machine's own network. Leave it out.",
+            setting="namespaces",
+        )
     check_output_file(out, default_name="score.txt")
     in_namespaces: AbstractContextManager[Namespaces | None] = (
         Namespaces(settings.namespaces) if settings.namespaces else nullcontext()
     )
     with in_namespaces as namespaces:
-        task = task.with_defaults().located(data_dir, download_progress)
-        facts = task.facts()
+        if isinstance(what, Task):
+            what = what.with_defaults().located(data_dir, download_progress)
         folder = RunDir.new(Path("runs"), f"chaos-{time.strftime('%Y%m%d-%H%M%S')}", exact=False).path
         where = f" in {settings.namespaces} network namespaces" if settings.namespaces else ""
-        title = f"{facts.model} on {facts.data}, {count(config.workers, 'worker')}{where}"
+        title = f"{_name(what)}, {count(config.workers, 'worker')}{where}"
         card = Scorecard(title, command, config.seed, settings.kills, settings.strategies)
         file = out if out is not None else folder / "score.txt"
-        test = _SoakTest(task, config, settings, card, make_reporter(as_json=as_json), folder, file, namespaces)
+        test = _SoakTest(what, config, settings, card, make_reporter(as_json=as_json), folder, file, namespaces)
         with interrupt_seen() as was_stopped:
             try:
                 test.run(may_kill=lambda: not was_stopped())
@@ -131,12 +136,19 @@ def soak(
     return card
 
 
+def _name(what: Task | Script) -> str:
+    if isinstance(what, Script):
+        return Path(what.path).name
+    facts = what.facts()
+    return f"{facts.model} on {facts.data}"
+
+
 class _SoakTest:
     """The runs of a soak test, one after the other."""
 
     def __init__(
         self,
-        task: Task,
+        what: Task | Script,
         config: RunConfig,
         settings: ChaosSettings,
         card: Scorecard,
@@ -148,7 +160,7 @@ class _SoakTest:
         self.incomplete = ""
         """Why not every fault could be injected."""
         self._machine, self._file = BenchMachine.here(), file
-        self._task, self._config, self._settings = task, config, settings
+        self._what, self._config, self._settings = what, config, settings
         self._card, self._reporter, self._folder, self._namespaces = card, reporter, folder, namespaces
         self._kills = self._injections = 0
         self._run_name = ""
@@ -212,7 +224,7 @@ class _SoakTest:
             seed = self._config.seed + number
             self._start_run(strategy, seed, is_reference=True)
             config = self._config_of(strategy, seed, f"reference-{number + 1}")
-            found = run_reference(self._task, config, self, self._watchdog(), self._namespaces)
+            found = run_reference(self._what, config, self, self._watchdog(), self._namespaces)
             if not isinstance(found, Reference):
                 self._add_score(found)
                 return False
@@ -234,7 +246,7 @@ class _SoakTest:
         )
         config = self._config_of(strategy, seed, f"run-{number + 1}")
         score, stopped = run_with_faults(
-            self._task, config, self, self._watchdog(), killer, settings.faults,
+            self._what, config, self, self._watchdog(), killer, settings.faults,
             hang_s=settings.hang_s, earlier_faults=self._injections, namespaces=self._namespaces,
         )  # fmt: skip
         self._kills += len(killer.kills)
