@@ -1,11 +1,12 @@
 """The cost of `kill -9`: time from killing one worker to the first step without it.
 
-Here: the same model, samples, batch and number of workers under Syncline's defaults (all-reduce, shrink-and-replace)
-and under torchrun with DDP and a checkpoint every second; both lose the same workers at the same times. One
-measurement is a *session*: a job and several kills, each some time after all workers train again. Not here: killing,
-and reading Syncline's events (`lab/chaos/`), torchrun's script (`scripts/recovery_ddp.py`).
+Here: the same model, samples, batch and number of workers under Syncline's defaults (all-reduce, shrink-and-replace),
+as a task and as a script with its own loop, and under torchrun with DDP and a checkpoint every second; all lose the
+same workers at the same times. One
+measurement is a *session*: a job and several kills, each some time after all workers train again. Not here:
+killing, and reading Syncline's events (`lab/chaos/`), the scripts (`scripts/recovery_ddp.py`, `recovery_loop.py`).
 
-Both use the same clock. The killer records the time before it kills; the workers record it after each step. The first
+All use the same clock. The killer records the time before it kills; the workers record it after each step. The first
 step of a group without the killed worker counts. For Syncline, that is the survivors' next step. For torchrun, it is
 the first step of the restarted processes, although they restart from their checkpoint; the steps redone are reported
 beside it. Steps that survivors of the old group still finish count for neither. A job without such a step within a
@@ -35,6 +36,7 @@ from syncline.errors import Interrupted, SynclineError
 from syncline.lab.bench.harness import BenchSettings, Contender, Goal, Suite
 from syncline.lab.bench.overhead import Workload, as_in_a_worker, calibrate, make_workload
 from syncline.lab.bench.processes import MARK, end_all, last_lines
+from syncline.lab.bench.scripts.recovery_ddp import LR, MOMENTUM
 from syncline.lab.chaos.interrupts import interrupt_seen
 from syncline.lab.chaos.kills import Killer, KillInterval, choose_victim
 from syncline.lab.chaos.processes import RunProcess, send
@@ -45,13 +47,12 @@ from syncline.lab.chaos.watchdog import Watchdog
 from syncline.lab.statistics import quantile
 from syncline.observe.state import RunState
 from syncline.planning.machine import Machine
-from syncline.task import Task, sgd
+from syncline.task import Script, Task, sgd
 from syncline.telemetry.events import Event, Recovered
 
 _SEED = 0
 _STEP_MS = 10.0
 _BATCHES = 16
-_LR, _MOMENTUM = 0.01, 0.9
 _EVERY_S = 1.0
 _EVERY = KillInterval(seconds=_EVERY_S)
 _WORKERS, _QUICK_WORKERS = 4, 2
@@ -61,7 +62,8 @@ _START_LIMIT_S = 120.0
 _POLL_S = 0.02
 _UNLIMITED = 1_000_000
 _GOAL = 0.2
-_SCRIPT = Path(__file__).parent / "scripts" / "recovery_ddp.py"
+_SCRIPTS = Path(__file__).parent / "scripts"
+_DDP, _LOOP = _SCRIPTS / "recovery_ddp.py", _SCRIPTS / "recovery_loop.py"
 
 
 @dataclass(frozen=True)
@@ -86,12 +88,13 @@ def suites(settings: BenchSettings) -> Generator[Suite, None, None]:
     with as_in_a_worker():
         batch = workers * calibrate(_STEP_MS * core)
     settings.say(f"Batch {batch}: a step of {workers} workers takes about {_STEP_MS:g} ms.")
-    settings.say(f"Victims and kill times are drawn with seed {_SEED}, the same for both.")
+    settings.say(f"Victims and kill times are drawn with seed {_SEED}, the same for all.")
     with tempfile.TemporaryDirectory(prefix="syncline-bench-") as folder:
         workload = RecoveryWorkload(make_workload(batch, _BATCHES), Path(folder), workers)
         sessions = {
             "torchrun, DDP": Sessions(under_torchrun, workload, kills, warms_up=not settings.quick),
             "syncline": Sessions(under_syncline, workload, kills, warms_up=not settings.quick),
+            "syncline, own loop": Sessions(in_an_own_loop, workload, kills, warms_up=not settings.quick),
         }
         measured = {name: made.measure for name, made in sessions.items()}
         yield _suite("recovery", "the median", workload, kills, measured)
@@ -184,6 +187,7 @@ def _suite(
         "gloo, a checkpoint every second. All workers restart; measured to their first step, even a redone one.",
         "syncline": f"syncline train --workers {workload.workers} with defaults: survivors continue, a replacement "
         "joins. Measured to the survivors' first step.",
+        "syncline, own loop": f"syncline run --workers {workload.workers} of a script with its own loop, likewise.",
     }
     return Suite(
         name=name,
@@ -193,23 +197,42 @@ def _suite(
         unit="s",
         baseline="torchrun, DDP",
         contenders=tuple(Contender(name=n, measure=m, what=what[n]) for n, m in measured.items()),
-        goals=(Goal(contender="syncline", limit=_GOAL),),
+        goals=tuple(Goal(contender=name, limit=_GOAL) for name in measured if name != "torchrun, DDP"),
     )
+
+
+def _samples(workload: RecoveryWorkload) -> Path:
+    """The samples as a file, for scripts."""
+    path = workload.folder / "samples.pt"
+    if not path.exists():
+        torch.save((workload.data.inputs, workload.data.targets), path)
+    return path
 
 
 # Syncline
 
 
 def under_syncline(workload: RecoveryWorkload, kills: int, seed: str) -> Sequence[Recovery]:
-    """A run in this process, with faults and score from `lab/chaos/`."""
-    task = Task(
-        model="mlp", data=(workload.data.inputs, workload.data.targets), optimizer=sgd(lr=_LR, momentum=_MOMENTUM)
-    )
+    """A task, as for `syncline train`."""
+    data = (workload.data.inputs, workload.data.targets)
+    task = Task(model="mlp", data=data, optimizer=sgd(lr=LR, momentum=MOMENTUM))
+    return _recoveries(task, RunConfig(batch=workload.data.batch, epochs=_UNLIMITED), workload, kills, seed)
+
+
+def in_an_own_loop(workload: RecoveryWorkload, kills: int, seed: str) -> Sequence[Recovery]:
+    """A script, as for `syncline run`."""
+    script = Script(str(_LOOP), (str(_samples(workload)), str(workload.data.batch)))
+    return _recoveries(script, RunConfig(), workload, kills, seed)
+
+
+def _recoveries(
+    what: Task | Script, config: RunConfig, workload: RecoveryWorkload, kills: int, seed: str
+) -> Sequence[Recovery]:
+    """From a run in this process, with faults and score from `lab/chaos/`."""
     with tempfile.TemporaryDirectory(dir=workload.folder) as folder, interrupt_seen() as was_stopped:
-        config = RunConfig(
-            workers=workload.workers, batch=workload.data.batch, epochs=_UNLIMITED, threads=1, evaluate_every=0,
-            max_failures=_UNLIMITED, out=folder,
-        )  # fmt: skip
+        config = config.replace(
+            workers=workload.workers, threads=1, evaluate_every=0, max_failures=_UNLIMITED, out=folder
+        )
         with (
             closing(
                 Killer(_EVERY, most=kills, seed=seed, only_at_full_size=True, may_kill=lambda: not was_stopped())
@@ -219,7 +242,7 @@ def under_syncline(workload: RecoveryWorkload, kills: int, seed: str) -> Sequenc
             ) as watchdog,
         ):
             listener = _UntilRecovered(kills, workload.limit_s)
-            score, stopped = run_with_faults(task, config, listener, watchdog, killer, (), hang_s=workload.limit_s)
+            score, stopped = run_with_faults(what, config, listener, watchdog, killer, (), hang_s=workload.limit_s)
         if was_stopped() or (stopped is not None and not isinstance(stopped, _Enough)):
             # Even if the run was about to end: the bench itself must stop, too.
             raise stopped or KeyboardInterrupt
@@ -360,9 +383,7 @@ def _ends_within(process: subprocess.Popen[str], seconds: float) -> bool:
 @contextmanager
 def _torchrun(workload: RecoveryWorkload, folder: Path) -> Iterator[subprocess.Popen[str]]:
     """A torchrun job; all its processes end with the context."""
-    samples, mark = workload.folder / "samples.pt", uuid.uuid4().hex
-    if not samples.exists():
-        torch.save((workload.data.inputs, workload.data.targets), samples)
+    mark = uuid.uuid4().hex
     (folder / "steps").mkdir()
     launcher = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", str(workload.workers)]
     launcher += ["--max-restarts", str(_UNLIMITED), "--log-dir", str(folder / "logs")]
@@ -378,7 +399,7 @@ def _torchrun(workload: RecoveryWorkload, folder: Path) -> Iterator[subprocess.P
     }
     with _log(folder).open("w") as log:
         process = subprocess.Popen(
-            [*launcher, str(_SCRIPT), str(samples), str(workload.data.batch), str(folder)],
+            [*launcher, str(_DDP), str(_samples(workload)), str(workload.data.batch), str(folder)],
             env={**os.environ, **environment, MARK: mark},
             stdin=subprocess.DEVNULL,
             stdout=log,

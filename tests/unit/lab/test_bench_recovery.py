@@ -1,4 +1,4 @@
-"""The recovery suite: which step ends a recovery, what counts as a timeout, and both contenders in small real runs.
+"""The recovery suite: which step ends a recovery, what counts as a timeout, and all contenders in small real runs.
 
 No test asserts a duration: measuring is the bench's job.
 """
@@ -167,6 +167,7 @@ def test_a_session_runs_once_for_both_figures_and_a_failed_one_fails_again(workl
 
 def test_both_suites_use_the_same_sessions_and_all_kills_are_summarized(monkeypatch, capsys):
     torchrun, syncline = Scripted(), Scripted((1, recovered(0.1)), (1, recovered(None, result="hang")))
+    monkeypatch.setattr(recovery, "in_an_own_loop", Scripted())
     monkeypatch.setattr(recovery, "calibrate", lambda target_ms: 2)
     monkeypatch.setattr(recovery, "_KILLS", 2)
     monkeypatch.setattr(recovery, "under_torchrun", torchrun)
@@ -182,16 +183,18 @@ def test_both_suites_use_the_same_sessions_and_all_kills_are_summarized(monkeypa
     assert p95.outcomes["syncline"].values == [pytest.approx(0.1 + 0.95 * 59.9), 0.1]
     assert medians.outcomes["torchrun, DDP"].values == p95.outcomes["torchrun, DDP"].values == [0.1, 0.1]
     assert [seed for _, seed in torchrun.asked] == ["0 0 0", "0 1 0", "0 2 0"], "the second suite runs no jobs"
-    assert "torchrun, DDP: p50 100 ms, p95 100 ms, max 100 ms (4 times)" in said[-2]
-    assert "not recovered: 0;" in said[-2]
-    assert "syncline: p50 100 ms, p95 51 s, max 1 min 00 s (4 times)" in said[-1]
-    assert "not recovered: 1 (counted as 60 s)" in said[-1]
+    assert "torchrun, DDP: p50 100 ms, p95 100 ms, max 100 ms (4 times)" in said[-3]
+    assert "not recovered: 0;" in said[-3]
+    assert "syncline: p50 100 ms, p95 51 s, max 1 min 00 s (4 times)" in said[-2]
+    assert "not recovered: 1 (counted as 60 s)" in said[-2]
+    assert "syncline, own loop: p50 100 ms" in said[-1]
     assert list(made) == []
 
 
 def test_a_quick_bench_has_one_kill_per_session_and_no_warm_up_or_percentiles(monkeypatch):
-    torchrun, syncline = Scripted(), Scripted()
+    torchrun, syncline, own_loop = Scripted(), Scripted(), Scripted()
     monkeypatch.setattr(recovery, "calibrate", lambda target_ms: 2)
+    monkeypatch.setattr(recovery, "in_an_own_loop", own_loop)
     monkeypatch.setattr(recovery, "under_torchrun", torchrun)
     monkeypatch.setattr(recovery, "under_syncline", syncline)
     names = []
@@ -199,7 +202,7 @@ def test_a_quick_bench_has_one_kill_per_session_and_no_warm_up_or_percentiles(mo
         names.append(suite.name)
         measure(suite, 2)
     assert names == ["recovery"]
-    assert torchrun.asked == syncline.asked == [(1, "0 1 0"), (1, "0 2 0")]
+    assert torchrun.asked == syncline.asked == own_loop.asked == [(1, "0 1 0"), (1, "0 2 0")]
 
 
 def test_the_summary_adds_up_redone_steps():
@@ -256,6 +259,14 @@ def test_a_syncline_run_recovers_from_a_kill(workload: RecoveryWorkload):
 
 
 @pytest.mark.slow
+def test_a_loop_of_ones_own_recovers_from_kills_one_after_the_other(workload: RecoveryWorkload):
+    """The second kill waits until the replacement trains, although an epoch of this workload lasts milliseconds."""
+    found = session(recovery.in_an_own_loop, workload, 2, "a")
+    assert [one.result for one in found] == ["recovered", "recovered"]
+    assert [path.name for path in workload.folder.iterdir()] == ["samples.pt"]
+
+
+@pytest.mark.slow
 def test_a_torchrun_job_recovers_from_a_kill(workload: RecoveryWorkload):
     (found,) = session(recovery.under_torchrun, workload, 1, "a")
     assert found.result == "recovered"
@@ -277,7 +288,7 @@ def test_ctrl_c_leaves_no_torchrun_processes(workload: RecoveryWorkload, monkeyp
 
 
 def test_the_output_of_a_torchrun_job_that_cannot_start_is_quoted(workload: RecoveryWorkload, monkeypatch):
-    monkeypatch.setattr(recovery, "_SCRIPT", Path("no_such_script.py"))
+    monkeypatch.setattr(recovery, "_DDP", Path("no_such_script.py"))
     monkeypatch.setattr(recovery, "_UNLIMITED", 0)
     with pytest.raises(SynclineError, match=r"(?s)torchrun.*no_such_script.py"):
         recovery.under_torchrun(workload, 1, "a")

@@ -20,7 +20,7 @@ from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
 _CHECKPOINT_EVERY_S = 1.0
-_LR, _MOMENTUM = 0.01, 0.9
+LR, MOMENTUM = 0.01, 0.9
 
 
 def mlp() -> nn.Module:
@@ -36,7 +36,7 @@ def main(samples: Path, batch: int, folder: Path) -> None:
     inputs, targets = torch.load(samples, mmap=True)
     torch.manual_seed(0)
     model = mlp()
-    optimizer = torch.optim.SGD(model.parameters(), lr=_LR, momentum=_MOMENTUM)
+    optimizer = torch.optim.SGD(model.parameters(), lr=LR, momentum=MOMENTUM)
     checkpoint, step = folder / "checkpoint.pt", 0
     if checkpoint.exists():  # rank 0 writes the next one only after a common step
         saved = torch.load(checkpoint)
