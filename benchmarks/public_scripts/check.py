@@ -5,21 +5,23 @@
 `--repositories` holds clones as OWNER+NAME (or OWNER+NAME/repo, bare), `--data` the folders mnist, cora and
 tinyshakespeare. For each script of `scripts.toml`: the changed lines; the largest difference of a parameter between
 plain `python` and 1, 2 and 3 workers; a worker that is killed, and the audit; `replace-only` with two kills, and Ctrl-C
-with `syncline resume`, which must give the same bits. With `--speed`: seconds of one process with two threads, and of
-two workers. Here: running and comparing. Not here: the changes.
+with `syncline resume`, which must give the same bits. A script that distributes itself (`is_distributed`) runs without
+a changed line, and is compared with torchrun. With `--speed`: seconds of one process with two threads, of DDP where
+`scripts.toml` has its lines, and of two workers. Here: running and comparing. Not here: the changes, the data.
 """
 
 from __future__ import annotations
 
 import argparse
-import gzip
-import shutil
 import subprocess
 import sys
 import tomllib
+from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
+from inputs import make_inputs
 from runs import HERE, Runs, Script, difference
 
 
@@ -49,6 +51,7 @@ def changed_lines(script: Script) -> int:
 
 def make_copy(script: Script, repositories: Path, data: Path, target: Path) -> Path:
     """A copy of the script with its changes; the folder to run it in."""
+    target.mkdir(parents=True)
     bare = repositories / script["repository"].replace("/", "+")
     bare = bare / "repo" if (bare / "repo").exists() else bare
     # Only the code: partial clones may lack large data files.
@@ -65,39 +68,8 @@ def make_copy(script: Script, repositories: Path, data: Path, target: Path) -> P
             text = text.replace(first, "") if first in text else text
             text = "import public_script\n" + text
         (folder / file).write_text(text)
-    _make_data(script["name"], data, folder)
+    make_inputs(script["name"], data, folder)
     return folder
-
-
-def _make_data(name: str, data: Path, folder: Path) -> None:
-    text = (data / "tinyshakespeare" / "input.txt").read_text() if (data / "tinyshakespeare").exists() else ""
-    if name.startswith("word_language_model"):
-        (folder / "corpus").mkdir()
-        words = text.split()[:4250]
-        for part, (low, high) in {"train": (0, 3950), "valid": (3950, 4100), "test": (4100, 4250)}.items():
-            (folder / "corpus" / f"{part}.txt").write_text("\n".join(" ".join(words[low:high]).split("\n")))
-    if name == "nanoGPT":
-        import numpy as np
-
-        (folder / "data" / "characters").mkdir(parents=True)
-        codes = np.frombuffer(text[:50_000].encode("ascii", "replace"), np.uint8).astype(np.uint16)
-        for part, chosen in {"train": codes[:45_000], "val": codes[45_000:]}.items():
-            chosen.tofile(folder / "data" / "characters" / f"{part}.bin")
-    if name == "gcn":
-        (folder / "cora").mkdir()
-        (folder / "cora" / "cora.content").write_bytes(
-            gzip.decompress((data / "cora" / "cora.content.gz").read_bytes())
-        )
-        shutil.copy(data / "cora" / "cora.cites", folder / "cora")
-    if "cv_example" in name:
-        import numpy as np
-        from PIL import Image
-
-        (folder / "pets").mkdir()
-        random = np.random.RandomState(0)
-        for number in range(120):
-            pixels = random.randint(0, 256, (40, 48, 3), np.uint8)
-            Image.fromarray(pixels).save(folder / "pets" / f"{('cat', 'dog', 'owl')[number % 3]}_{number}.jpg")
 
 
 def check(script: Script, runs: Runs) -> list[str]:
@@ -113,32 +85,57 @@ def check(script: Script, runs: Runs) -> list[str]:
     faults = f"kill worker 1 at step {third}; kill worker 0 at step {half}"
     _, printed = runs.syncline("replaced", "--on-worker-failure", "replace-only", SYNCLINE_FAULTS=faults)
     kills = printed.count("killed by SIGKILL")
-    code, _ = runs.syncline("stopped", sign=True)
-    interrupted = runs.result("stopped") is None and code == 130
-    runs.call("stopped", [str(Path(sys.executable).with_name("syncline")), "resume", "runs/stopped"])
     return [
         script["name"],
         str(changed_lines(script)),
         ", ".join(difference(one, runs.result(f"w{n}")) for n in (1, 2, 3)),
         f"{'finished' if runs.result('killed') else 'FAILED'}, audit {audited}",
         f"{difference(whole, runs.result('replaced'))} ({kills} kills)",
-        f"{difference(whole, runs.result('stopped'))}{'' if interrupted else f' (NOT INTERRUPTED, exit {code})'}",
+        _interrupted(runs, whole),
     ]
 
 
-def speed(runs: Runs) -> list[str]:
-    """Seconds in one process with two threads, and with two workers, three rounds in turn."""
-    seconds: dict[str, list[float]] = {"python, 2 threads": [], "syncline, 2 workers": []}
-    for number in range(3):
-        runs.python(f"p{number}", OMP_NUM_THREADS="2")
-        runs.syncline(f"s{number}")
-        for kind, name in zip(seconds, (f"p{number}", f"s{number}"), strict=True):
-            found = runs.result(name)
-            seconds[kind].append(found["seconds"] if found else float("nan"))
+def check_unchanged(script: Script, runs: Runs) -> list[str]:
+    """The cells of the table for a script that is written for torchrun."""
+    runs.torchrun("torchrun")
+    runs.syncline("whole")
+    expected = runs.result("torchrun")
+    _, printed = runs.syncline("killed", KILL_AFTER=str(script["steps"] // 2), KILLED=str(runs.folder / "killed.flag"))
+    kills = printed.count("killed by SIGKILL")
     return [
-        f"{kind}: {sorted(values)[1]:.1f} s ({min(values):.1f} to {max(values):.1f})"
-        for kind, values in seconds.items()
+        script["name"],
+        str(changed_lines(script)),
+        f"{difference(expected, runs.result('whole'))} as torchrun",
+        f"{difference(expected, runs.result('killed'))} ({kills} kills)",
+        "starts again",
+        _interrupted(runs, expected),
     ]
+
+
+def _interrupted(runs: Runs, expected: dict[str, Any] | None) -> str:
+    """The result of a run that Ctrl-C interrupts and `syncline resume` continues."""
+    code, _ = runs.syncline("stopped", sign=True)
+    is_interrupted = runs.result("stopped") is None and code == 130
+    runs.call("stopped", [str(Path(sys.executable).with_name("syncline")), "resume", "runs/stopped"])
+    return (
+        f"{difference(expected, runs.result('stopped'))}{'' if is_interrupted else f' (NOT INTERRUPTED, exit {code})'}"
+    )
+
+
+def speed(runs: Runs, ddp: Runs | None) -> list[str]:
+    """Seconds in one process with two threads, with DDP, and with two workers, three rounds in turn."""
+    ways: dict[str, Callable[[str], object]] = {"python, 2 threads": partial(runs.python, OMP_NUM_THREADS="2")}
+    if ddp is not None:
+        ways["DDP, 2 processes"] = ddp.torchrun
+    ways["syncline, 2 workers"] = runs.syncline
+    seconds: dict[str, list[float]] = {way: [] for way in ways}
+    for number in range(3):
+        for way, run in ways.items():
+            name = f"{way.partition(',')[0]}-{number}"
+            run(name)
+            found = (ddp if way.startswith("DDP") and ddp is not None else runs).result(name)
+            seconds[way].append(found["seconds"] if found else float("nan"))
+    return [f"{way}: {sorted(all_)[1]:.2f} s ({min(all_):.2f} to {max(all_):.2f})" for way, all_ in seconds.items()]
 
 
 def main() -> None:
@@ -157,11 +154,20 @@ def main() -> None:
         if options.only and not any(script["name"].startswith(name) for name in options.only):
             continue
         target = options.work.resolve() / f"{number:02d}"
-        target.mkdir(parents=True)
-        folder = make_copy(script, options.repositories, options.data, target)
-        runs = Runs(script, folder, options.data)
-        cells = [script["name"], *speed(runs)] if options.speed else check(script, runs)
+        runs = Runs(script, make_copy(script, options.repositories, options.data, target), options.data)
+        if options.speed:
+            cells = [script["name"], *speed(runs, _with_ddp(script, options, target / "ddp"))]
+        else:
+            cells = check_unchanged(script, runs) if script["is_distributed"] else check(script, runs)
         print("|", " | ".join(cells), "|", flush=True)
+
+
+def _with_ddp(script: Script, options: argparse.Namespace, target: Path) -> Runs | None:
+    """The runs of the same script with DDP's lines in place of ours."""
+    if "ddp" not in script:
+        return None
+    script = {**script, "change": script["ddp"]}
+    return Runs(script, make_copy(script, options.repositories, options.data, target), options.data)
 
 
 if __name__ == "__main__":

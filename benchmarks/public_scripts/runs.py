@@ -25,11 +25,15 @@ class Runs:
 
     def __init__(self, script: Script, folder: Path, data: Path) -> None:
         self.script, self.folder = script, folder
-        path = [str(HERE / "support"), str(folder), *filter(None, [os.environ.get("PYTHONPATH")])]
+        support = [HERE / "support", *([HERE / "support" / "vision"] if script["has_vision"] else [])]
+        path = [*map(str, support), str(folder), *filter(None, [os.environ.get("PYTHONPATH")])]
         self._env = {
-            **os.environ, "PYTHONPATH": os.pathsep.join(path), "MNIST": str(data / "mnist"), "WITHOUT_NOISE": "1",
-            "IMAGES": str(script["images"]), "OMP_NUM_THREADS": "1",
+            **os.environ, "PYTHONPATH": os.pathsep.join(path), "MNIST": str(data / "mnist"),
+            "IMAGES": str(script["images"]), "OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": "lo",
+            "HF_HOME": str(folder / "cache"), "HF_HUB_OFFLINE": "1",
         }  # fmt: skip
+        if not script["is_distributed"]:  # its workers draw the same numbers as torchrun's
+            self._env["WITHOUT_NOISE"] = "1"
 
     def call(self, name: str, words: list[str], *, sign: bool = False, **env: str) -> tuple[int, str]:
         """Run a command that leaves the result `name`; the exit code, and what it printed."""
@@ -61,6 +65,11 @@ class Runs:
 
     def python(self, name: str, **env: str) -> tuple[int, str]:
         return self.call(name, [sys.executable, self.script["run"], *self._arguments()], **env)
+
+    def torchrun(self, name: str, **env: str) -> tuple[int, str]:
+        """Two processes, as `torchrun` starts them."""
+        words = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "2", "--standalone"]
+        return self.call(name, [*words, self.script["run"], *self._arguments()], **env)
 
     def syncline(self, name: str, *options: str, workers: int = 2, sign: bool = False, **env: str) -> tuple[int, str]:
         command = Path(sys.executable).with_name("syncline")

@@ -6,6 +6,8 @@ Here: what `check.py` puts into a copy of a script, none of which counts as a ch
 from __future__ import annotations
 
 import os
+import signal
+import sys
 import time
 from pathlib import Path
 from typing import Any
@@ -23,6 +25,11 @@ def save(*modules: torch.nn.Module) -> None:
     state = [{name: value.clone() for name, value in module.state_dict().items()} for module in modules]
     torch.save({"state": state, "seconds": time.perf_counter() - _begun}, own)
     own.replace(target)
+
+
+def add_vision() -> None:
+    """Let the imports from here on find the stand-in for torchvision, which libraries would take for the real one."""
+    sys.path.append(str(Path(__file__).parent / "vision"))
 
 
 def sines() -> Any:
@@ -62,9 +69,25 @@ def _sign_after(steps: int, path: Path) -> None:
     register_optimizer_step_post_hook(count)
 
 
+def _kill_after(steps: int, flag: Path) -> None:
+    """Rank 1 kills itself, once."""
+    done = 0
+
+    def count(*_: Any) -> None:
+        nonlocal done
+        done += 1
+        if done == steps and os.environ.get("RANK") == "1" and not flag.exists():
+            flag.touch()
+            os.kill(os.getpid(), signal.SIGKILL)
+
+    register_optimizer_step_post_hook(count)
+
+
 if os.environ.get("DOUBLE"):  # is a difference rounding?
     torch.set_default_dtype(torch.float64)
 if os.environ.get("WITHOUT_NOISE"):
     _without_noise()
 if "SIGN_AFTER" in os.environ:
     _sign_after(int(os.environ["SIGN_AFTER"]), Path(os.environ["SIGN"]))
+if "KILL_AFTER" in os.environ:
+    _kill_after(int(os.environ["KILL_AFTER"]), Path(os.environ["KILLED"]))
