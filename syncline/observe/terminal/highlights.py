@@ -10,6 +10,9 @@ from syncline.observe.formatting import best_metric
 from syncline.observe.history import History
 from syncline.observe.state import RunState
 
+_COUNTERS = ("epoch", "step")
+"""Logged by scripts beside their results; a chart of them would be a straight line."""
+
 
 @dataclass(frozen=True)
 class Series:
@@ -35,7 +38,8 @@ def result_series(state: RunState) -> Series | None:
             return None
         values = [e.metrics[name] for e in having]
         return Series(name, values, f"epoch {having[0].epoch}", f"epoch {having[-1].epoch}")
-    name = best_metric(n for n, h in state.logged_histories.items() if n != state.loss_name and len(h) >= 2)
+    no_results = {state.loss_name, *_COUNTERS}
+    name = best_metric(n for n, h in state.logged_histories.items() if n not in no_results and len(h) >= 2)
     return None if name is None else _over_steps(name, state.logged_histories[name])
 
 

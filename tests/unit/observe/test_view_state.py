@@ -30,7 +30,7 @@ from syncline.observe.history import History
 from syncline.observe.state import RunState
 from syncline.observe.terminal.highlights import loss_series, next_steps, result_series
 from syncline.planning.plan import Plan
-from syncline.telemetry.events import Event, FatalFailure, Progress, WarningMessage
+from syncline.telemetry.events import Event, FatalFailure, MetricsLogged, Progress, WarningMessage
 
 
 def after(*events: Event) -> RunState:
@@ -196,6 +196,15 @@ class TestOwnLoops:
         assert len(loss_series(state).values) == 40
         assert result_series(state) is not None
         assert result_series(state).name == "val_accuracy"
+
+    def test_counters_that_a_script_logs_are_no_results(self) -> None:
+        """A script that logged its epoch and its loss got a chart of the epoch."""
+        logged = [
+            MetricsLogged(worker_id=0, step=step, metrics={"epoch": step, "loss": 1 / step}) for step in range(1, 9)
+        ]
+        state = after(started(own_loop_plan()), *logged)
+        assert result_series(state) is None
+        assert loss_series(state) is not None
 
     def test_the_phases_are_those_of_an_own_loop(self) -> None:
         state = after(started(own_loop_plan()), *own_loop_training())
