@@ -153,6 +153,8 @@ def main() -> None:
         script = settings["defaults"] | entry
         if options.only and not any(script["name"].startswith(name) for name in options.only):
             continue
+        if options.speed and "speed_images" in script:
+            script["images"] = script["speed_images"]
         target = options.work.resolve() / f"{number:02d}"
         runs = Runs(script, make_copy(script, options.repositories, options.data, target), options.data)
         if options.speed:

@@ -131,7 +131,8 @@ class TorchrunScript:
         if self._link.is_aborted or self._link.is_driver_gone:
             return True
         if self._link.stop_requested:
-            if not isinstance(error, KeyboardInterrupt | SystemExit | ScriptStopped):
+            has_exited = isinstance(error.__context__, SystemExit)  # as Lightning does when it is interrupted
+            if not has_exited and not isinstance(error, KeyboardInterrupt | SystemExit | ScriptStopped):
                 traceback.print_exc()  # in the log: the script may have failed while it saved its work
             return True
         if isinstance(error, RuntimeError) and _PEER_ENDED.search(str(error)):
