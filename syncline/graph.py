@@ -1,6 +1,7 @@
 """Computing on graphs: `syncline.graph.run` and the programs that come with Syncline.
 
-Here: `run` for one's own vertex programs, their result, and the library by name. Not here: the graph and its parts
+Here: `run` for one's own vertex programs, their result, and the library by name; `node_data`, which makes a graph the
+data of a graph network. Not here: the graph and its parts
 (`graphs/`), the programs of the library (`graphs/programs/`).
 
 >>> graph = syncline.Graph(edges=[("a", "b"), ("c", "b")])
@@ -10,6 +11,7 @@ Here: `run` for one's own vertex programs, their result, and the library by name
 
 from __future__ import annotations
 
+from syncline.graphs.node_data import NodeData, node_data
 from syncline.graphs.programs.als import als
 from syncline.graphs.programs.belief_propagation import belief_propagation
 from syncline.graphs.programs.coloring import coloring
@@ -24,6 +26,6 @@ from syncline.graphs.result import GraphResult
 from syncline.graphs.running import run
 
 __all__ = [
-    "GraphResult", "als", "belief_propagation", "coloring", "components", "gibbs", "k_core", "label_propagation",
-    "pagerank", "run", "shortest_paths", "triangles",
+    "GraphResult", "NodeData", "als", "belief_propagation", "coloring", "components", "gibbs", "k_core",
+    "label_propagation", "node_data", "pagerank", "run", "shortest_paths", "triangles",
 ]  # fmt: skip

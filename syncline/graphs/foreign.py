@@ -30,6 +30,13 @@ def as_graph(source: Any, **options: Any) -> Graph:
     )  # fmt: skip
 
 
+def is_graph(source: Any) -> bool:
+    """Whether this is a graph, of this or another library; not a path or name."""
+    return isinstance(source, Graph) or hasattr(source, "edge_index") or (
+        hasattr(source, "adjacency") and hasattr(source, "is_directed")
+    ) or (hasattr(source, "ndata") and hasattr(source, "edges"))  # fmt: skip
+
+
 def _from_networkx(source: Any, options: dict[str, Any]) -> Graph:
     """Attributes that all nodes, or all edges, have become fields."""
     names = list(source.nodes)

@@ -29,7 +29,7 @@ class Graph:
 
     `edges` is an array of shape (2, edges) as in PyTorch Geometric, a pair of arrays (sources, targets), or a list of
     pairs. Vertices are numbered from 0, or have `names`: then edges may name them. `nodes` and `edge_fields` map names
-    to arrays with one row for each.
+    to arrays with one row for each; a field of vertices may be a sparse matrix of scipy.
 
     >>> g = syncline.Graph(edges=[("a", "b"), ("b", "c"), ("a", "c")])
     >>> g.size, g.edge_count, g.out_degree.tolist()
@@ -48,7 +48,7 @@ class Graph:
         memory_limit: str | float | None = None,
     ) -> None:
         ends, names = _read_ends(edges, names)
-        self.nodes = {name: _checked(np.asarray(field), f"the node field {name!r}") for name, field in
+        self.nodes = {name: _checked(_as_field(field), f"the node field {name!r}") for name, field in
                       (nodes or {}).items()}  # fmt: skip
         self.size = _size(ends, names, self.nodes, size)
         self.names = names
@@ -138,7 +138,7 @@ class Graph:
         """The same graph with more fields, or others; it shares all else with this one."""
         _ = self.into  # sorted once, for this graph and the copy
         made = copy.copy(self)
-        made.nodes = {**self.nodes, **{name: np.asarray(field) for name, field in nodes.items()}}
+        made.nodes = {**self.nodes, **{name: _as_field(field) for name, field in nodes.items()}}
         made.edge_fields = {**self.edge_fields, **{name: np.asarray(field) for name, field in edges.items()}}
         return made
 
@@ -226,7 +226,7 @@ def _numbered(ends: np.ndarray, names: Sequence[Hashable] | None) -> tuple[np.nd
 
 
 def _size(ends: np.ndarray, names: Sequence[Any] | None, nodes: Mapping[str, np.ndarray], size: int | None) -> int:
-    lengths = {f"the node field {name!r}": len(field) for name, field in nodes.items()}
+    lengths = {f"the node field {name!r}": _rows(field) for name, field in nodes.items()}
     if names is not None:
         lengths["names"] = len(names)
     if size is not None:
@@ -257,20 +257,38 @@ def _missing(edge: int, end: str, vertex: Any, why: str) -> DataError:
     )  # fmt: skip
 
 
-def _checked(field: np.ndarray, what: str) -> np.ndarray:
+def _as_field(field: Any) -> Any:
+    """An array, or a sparse matrix of scipy with a row for each vertex, in compressed rows."""
+    return field.tocsr() if hasattr(field, "tocsr") else np.asarray(field)
+
+
+def _rows(field: Any) -> int:
+    return int(field.shape[0])
+
+
+def _checked(field: Any, what: str) -> Any:
     """A field without NaN, which would spread to every vertex that can be reached."""
+    if hasattr(field, "indptr"):
+        is_nan = np.isnan(field.data)
+        if is_nan.any():
+            rows = np.unique(np.searchsorted(field.indptr, np.flatnonzero(is_nan), side="right") - 1)
+            raise _nan(what, int(rows[0]), len(rows), _rows(field))
+        return field
     if field.ndim == 0:
         raise DataError(f"{what.capitalize()} is a single value, but needs one for each row.", code="field-length")
     if field.dtype.kind == "f":
         is_nan = np.isnan(field).reshape(len(field), -1).any(axis=1)
         if is_nan.any():
-            first, count = int(np.argmax(is_nan)), int(is_nan.sum())
-            raise DataError(
-                f"{what[0].upper()}{what[1:]} is NaN in {count:,} of {len(field):,} rows, first in row {first:,}. Fill "
-                "or remove them: NaN would spread to every vertex that can be reached.",
-                code="nan-in-field", field=what, row=first, count=count,
-            )  # fmt: skip
+            raise _nan(what, int(np.argmax(is_nan)), int(is_nan.sum()), len(field))
     return field
+
+
+def _nan(what: str, first: int, count: int, rows: int) -> DataError:
+    return DataError(
+        f"{what[0].upper()}{what[1:]} is NaN in {count:,} of {rows:,} rows, first in row {first:,}. Fill or remove "
+        "them: NaN would spread to every vertex that can be reached.",
+        code="nan-in-field", field=what, row=first, count=count,
+    )  # fmt: skip
 
 
 def _check_names(names: Sequence[Hashable] | None) -> None:

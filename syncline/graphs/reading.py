@@ -66,13 +66,19 @@ def _named(name: str, options: dict[str, Any]) -> Graph:
         "cora": "Unpack https://linqs-data.soe.ucsc.edu/public/lbc/cora.tgz",
         "debian": "Make nodes.csv (package, section, description) and edges.csv (source, target) of a package index",
     }[name]
+    folder = named_folder(name, files, advice)
+    return _cora(folder, options) if name == "cora" else _from_folder(folder, options)
+
+
+def named_folder(name: str, files: tuple[str, ...], advice: str = "") -> Path:
+    """The folder of a named graph with these files; DataError says where they come from."""
+    advice = advice or f"Put {files[0]} to {files[-1]} of https://github.com/kimiyoung/planetoid/tree/master/data"
     dataset = PublishedDataset(
         title=f"The graph {name!r}", folder=name, files=files, mirrors=(),
         advice=f"{advice} in a folder {name}, and set SYNCLINE_DATA to the folder that it is in.",
     )  # fmt: skip
     beside = _BESIDE if environment_data_dir() is None and _BESIDE.is_dir() else None
-    folder = find_or_download(dataset, beside, None)
-    return _cora(folder, options) if name == "cora" else _from_folder(folder, options)
+    return find_or_download(dataset, beside, None)
 
 
 def _from_folder(folder: Path, options: dict[str, Any]) -> Graph:

@@ -127,6 +127,25 @@ class StrategySwitched(_Event, frozen=True, kw_only=True, tag="strategy_switched
     strategy: str
 
 
+class GraphDivided(_Event, frozen=True, kw_only=True, tag="graph_divided"):
+    """The members of a View have divided the graph of a graph network."""
+
+    view: int
+    method: str
+    """The partitioner."""
+    parts: int
+    nodes: int
+    edges: int
+    balance: float
+    """The edges of the largest part, relative to the mean."""
+    cut_share: float
+    """The share of edges whose ends are in different parts."""
+    copies: int
+    """Nodes of other parts that are read, summed over the parts."""
+    staleness: int = 0
+    """How many steps old their values may be."""
+
+
 class Evaluated(_Event, frozen=True, kw_only=True, tag="evaluated"):
     """The model was evaluated on the test data after `epoch` epochs."""
 
@@ -267,7 +286,7 @@ class Summary(_Event, frozen=True, kw_only=True, tag="summary"):
 Event = (
     RunStarted | WorkerReady | Progress | ExchangeStats | TournamentMatch | StrategySwitched | Evaluated
     | MetricsLogged | CheckpointSaved | InfoMessage | WarningMessage | WorkerOutput | WorkerFailure | Recovered
-    | GroupTrains | WorkerSlow | FatalFailure | RunEnded | Summary
+    | GraphDivided | GroupTrains | WorkerSlow | FatalFailure | RunEnded | Summary
 )  # fmt: skip
 
 _LAST_TIME = 1e11  # the year 5138
