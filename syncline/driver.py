@@ -190,8 +190,8 @@ def explain_task(task: Task, config: RunConfig, *, data_dir: Path | None = None)
     check_layout_text(config.layout)
     task = task.with_defaults().located(data_dir, None)
     config, notes = _settle(task, task.facts(), config)
-    layout = read_layout(config.layout)
     plan = make_plan(task.facts(), config, Machine.here())
+    layout = read_layout(plan.layout)
     from syncline.workers.entry import describe_spread, parameter_shapes  # imports torch
 
     shapes = parameter_shapes(task)

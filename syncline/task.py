@@ -30,6 +30,7 @@ if TYPE_CHECKING:
     import torch
 
     from syncline.data.files.manifest import Manifest
+    from syncline.graphs.node_data import NodeData
     from syncline.models.zoo.model_card import ModelCard
 
 __all__ = ["LocatedData", "Script", "Task", "adam", "adamw", "made", "optimizer", "sgd"]
@@ -133,6 +134,7 @@ class Task:
             value = getattr(self, name)
             if isinstance(value, (str, Mapping)):
                 object.__setattr__(self, name, Spec.of(value, what=name))
+        object.__setattr__(self, "data", _with_nodes(self.data))
         if isinstance(self.data, (str, os.PathLike, Mapping)):
             object.__setattr__(self, "data", _data_spec(self.data))
         if isinstance(self.metrics, str):
@@ -166,6 +168,11 @@ class Task:
         """Whether the target is the input, as for an autoencoder."""
         return isinstance(self.model, Spec) and zoo.card(self.model.name).target == "input"
 
+    @property
+    def takes_graph(self) -> bool:
+        """Whether the model is a graph network by name."""
+        return isinstance(self.model, Spec) and zoo.card(self.model.name).takes == "graph"
+
     def located(self, data_dir: Path | None, progress: Progress | None) -> Task:
         """The task with its data found on this machine, downloaded, or scanned if it is in files."""
         found = self._located(data_dir, progress)
@@ -181,6 +188,10 @@ class Task:
     def _located(self, data_dir: Path | None, progress: Progress | None) -> Task:
         if not isinstance(self.data, Spec):
             return self
+        if self.takes_graph:
+            from syncline.graphs.node_data import located_node_data
+
+            return dataclasses.replace(self, data=located_node_data(self.data.name, dict(self.data.options)))
         if self.data.name not in names():
             return self._located_in_files(self.data)
         source = named(self.data.name, **self.data.options)
@@ -205,6 +216,9 @@ class Task:
             train, test = self.data.info.train_samples, self.data.info.test_samples
         else:
             train, test = _length(made(self.data)), 0
+        graph = self._graph_kind(card)
+        if (nodes := _node_data(self.data)) is not None:
+            test = len(nodes.test)
         if self.test is not None:
             test = _length(made(self.test))
         label_of_model = str(self.model) if isinstance(self.model, Spec) else _label(self.model)
@@ -220,13 +234,36 @@ class Task:
             data=label_of_data,
             fingerprint=_digest(identity),
             data_fingerprint=_digest(f"{identity_of_data}|{train}|{_sampled_content(self.data)}"),
+            graph=graph,
             train_samples=train,
             test_samples=test,
             clip_norm=self.clip_norm,
             recommended_epochs=card.epochs if card else None,
-            recommended_batch=card.batch if card else None,
+            recommended_batch=train if graph == "parts" else card.batch if card else None,
             learns_by_sums=card is not None and card.learns_by == "sums",
         )
+
+    def _graph_kind(self, card: ModelCard | None) -> Literal["", "parts", "samples"]:
+        """Whether the model computes a graph in parts, or draws neighbors; "" for any other model."""
+        if card is None or card.takes != "graph" or not isinstance(self.model, Spec):
+            return ""
+        return "samples" if {**card.options, **self.model.options}.get("neighbors") else "parts"
+
+    def _check_graph(self) -> None:
+        """Refuse a graph network without a graph, and a graph for another model."""
+        if _node_data(self.data) is not None and not self.takes_graph:
+            raise ConfigError(
+                f"The data is a graph, but the model {_label(self.model)} is no graph network by name. Use "
+                f"{', '.join(zoo.graph_names())}.",
+                code="needs-graph-network", model=_label(self.model),
+            )  # fmt: skip
+        if self.takes_graph and _node_data(self.data) is None and not isinstance(self.data, Spec):
+            raise ConfigError(
+                f"The model {self.model} needs a graph, but the data is {_label(self.data)}. Pass a syncline.Graph, "
+                "syncline.graph.node_data(...), the name cora or debian, or nodes and edges in files: "
+                "graph:nodes.csv,edges.csv.",
+                code="needs-graph", model=str(self.model),
+            )  # fmt: skip
 
     def _check_learning(self, card: ModelCard) -> None:
         """Refuse what is about gradients for a model that learns without them."""
@@ -248,7 +285,8 @@ class Task:
         if isinstance(self.model, Spec):
             zoo.check_model_options(zoo.card(self.model.name), self.model.options)
             self._check_learning(zoo.card(self.model.name))
-        if isinstance(self.data, Spec):
+        self._check_graph()
+        if isinstance(self.data, Spec) and not self.takes_graph:
             _check_data(self.data)
 
 
@@ -272,6 +310,21 @@ def made(data: Any) -> Any:
     """The data itself, if the user passed a function that returns it."""
     is_function = callable(data) and not hasattr(data, "__getitem__") and not hasattr(data, "fetch")
     return data() if is_function else data
+
+
+def _with_nodes(data: Any) -> Any:
+    """A graph as the data of a graph network; other data as it is."""
+    if isinstance(data, (str, os.PathLike, Mapping, Spec, LocatedData, tuple, list)):
+        return data
+    from syncline.graphs.foreign import is_graph  # imports NumPy, which a run of names does not need here
+    from syncline.graphs.node_data import node_data
+
+    return node_data(data) if is_graph(data) else data
+
+
+def _node_data(data: Any) -> NodeData | None:
+    """The data, if it is a graph."""
+    return data if type(data).__name__ == "NodeData" and hasattr(data, "edges") else None
 
 
 def _is_classification(loss: object) -> bool:
@@ -303,6 +356,8 @@ def _digest(identity: str) -> str:
 
 def _sampled_content(data: Any) -> str:
     """A digest of some samples of arrays and tensors; empty for everything else, whose samples may be random."""
+    if (nodes := _node_data(data)) is not None:
+        return nodes.fingerprint
     digest = hashlib.sha256()
     for part in data if isinstance(data, (tuple, list)) else (data,):
         if not (hasattr(part, "shape") and hasattr(part, "dtype")) or not part.shape:

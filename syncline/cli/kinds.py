@@ -46,7 +46,7 @@ def _regularizers() -> dict[str, str]:
 def _models() -> dict[str, str]:
     from syncline.models.zoo import external, registry
 
-    found = {name: registry.card(name).summary for name in registry.names()}
+    found = {name: registry.card(name).summary for name in (*registry.names(), *registry.graph_names())}
     for package in external.PACKAGES.values():
         if package.is_installed:
             found.update(dict.fromkeys(package.names(), ""))

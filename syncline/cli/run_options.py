@@ -29,6 +29,7 @@ _PANELS = {
         "device", "threads", "loaders", "accumulate", "checkpoint_activations", "memory_limit", "tune", "precision",
         "memory_format", "collective", "shared_memory_limit_mb",
     ),
+    "Graph networks": ("partition", "halo"),
     "Fault tolerance": (
         "on_worker_failure", "max_failures", "on_nan", "exchange_timeout_s", "checkpoint_every_s",
         "checkpoint_every_steps", "keep_checkpoints",

@@ -54,11 +54,12 @@ def find_task(what: str, given: Mapping[str, Any], settings: Mapping[str, Any]) 
     name = Spec.parse(what).name
     if not zoo.is_known(name):
         more = "A Python task is given as my_task.py:task, a run file as my_run.toml."
-        raise UnknownName.among("model", name, zoo.names(), more=more)
+        raise UnknownName.among("model", name, [*zoo.names(), *zoo.graph_names()], more=more)
     if "data" not in flags:
-        raise ConfigError(
-            f"{name} needs a dataset. Add --data with a path, a URL or one of: {', '.join(named.names())}."
-        )
+        kind, known = "dataset", named.names()
+        if zoo.card(name).takes == "graph":
+            kind, known = "graph", ["cora", "debian", "graph:nodes.csv,edges.csv"]
+        raise ConfigError(f"{name} needs a {kind}. Add --data with a path, a URL or one of: {', '.join(known)}.")
     return FoundTask(_task({"model": what, **flags}, lr), RunConfig(**settings), data_dir)
 
 

@@ -16,6 +16,7 @@ from syncline.cli.task_options import TaskArgument, with_task_options
 
 NOT_FOR_SCRIPTS = (
     "epochs", "batch", "accumulate", "checkpoint_activations", "memory_limit", "loaders", "evaluate_every", "on_nan",
+    "partition", "halo",
 )  # fmt: skip
 """Settings that a script's own loop decides on."""
 

@@ -35,6 +35,8 @@ from syncline.compute.dropout_callers import axis_in_torch_layers
 from syncline.compute.kernels.dropout import Draw
 from syncline.errors import ConfigError
 
+_OTHER_PURPOSES = 2**62
+"""Calls of dropout have smaller numbers."""
 _NO_SAMPLE = -1
 """In place of a sample's index, for tensors that belong to no sample, such as weights."""
 
@@ -127,6 +129,16 @@ class DropoutScope:
         self.calls += 1
         self._dropouts.remember(call)
         return call
+
+    def call_of(self, rows: torch.Tensor) -> DropoutCall:
+        """The next call of dropout, for a tensor whose rows are those of `rows`, by numbers of the caller's choice."""
+        key = self._dropouts.key(self._step, self._first_call + self.calls)
+        self.calls += 1
+        return DropoutCall(key, rows, 0)
+
+    def key_of(self, number: int) -> int:
+        """64 random bits for purpose `number` in this step, the same on all workers."""
+        return self._dropouts.key(self._step, _OTHER_PURPOSES + number)
 
     def leave_to_torch(self, what: str) -> None:
         """Say that torch draws the masks of `what`."""

@@ -44,6 +44,30 @@ def replace_operators() -> torch.library.Library:
     return library
 
 
+def drop_by_row(x: torch.Tensor, rows: torch.Tensor, p: float) -> torch.Tensor:
+    """Dropout of `x` whose masks depend on the numbers of its `rows`; outside of a step, torch's own."""
+    scope = current_scope()
+    if scope is None or not x.numel():
+        return torch.nn.functional.dropout(x, p)
+    dropped: torch.Tensor = _Drop.apply(x.contiguous(), scope.call_of(rows), p)  # type: ignore[no-untyped-call]
+    return dropped
+
+
+def ones_by_row(shape: torch.Size, rows: torch.Tensor, p: float, dtype: torch.dtype) -> torch.Tensor:
+    """Ones, some of them zero and the others scaled up, as `drop_by_row` would multiply with."""
+    scope = current_scope()
+    if scope is None or not math.prod(shape):
+        return torch.nn.functional.dropout(torch.ones(shape, dtype=dtype), p)
+    call = scope.call_of(rows)
+    return masks.ones(call.draw(p), call.samples, shape, dtype, rows.device)
+
+
+def step_key(number: int) -> int:
+    """64 random bits for purpose `number`: the same on all workers in a step, outside of one drawn by torch."""
+    scope = current_scope()
+    return int(torch.randint(2**62, ())) if scope is None else scope.key_of(number)
+
+
 _KINDS = {
     "": {"of_features": False, "is_alpha": False}, "feature_": {"of_features": True, "is_alpha": False},
     "alpha_": {"of_features": False, "is_alpha": True}, "feature_alpha_": {"of_features": True, "is_alpha": True},

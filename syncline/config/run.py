@@ -76,6 +76,16 @@ class RunConfig:
         "(an equal part of everything), pipeline(n) (some of its layers), tensor(n) (a slice of each large layer), or "
         'a product such as "pipeline(2) x sharded(2)". The workers of a replica must be on one machine.',
     )
+    partition: str | None = _f(
+        None,
+        "How the graph of a graph network is divided over workers: greedy (few edges between parts), blocks, hash, "
+        "metis (if pymetis is installed), vertex-cut (HDRF) or vertex-hash. Default: greedy.",
+    )
+    halo: str = _f(
+        "exact",
+        "Values of neighbors in other workers' parts of a graph: exact (of the same step; the same result as one "
+        "worker), or stale(S) (up to S steps old, which moves fewer bytes).",
+    )
     seed: int = _f(0, "Seed for initial weights and sample order. The same seed gives the same run.")
     max_steps: int | None = _f(None, "Stop after this many steps, even in the middle of an epoch.")
     device: Literal["auto", "cpu", "cuda"] = _f(

@@ -5,6 +5,7 @@
     pipeline(n)                 n workers hold a replica together, each some of its layers
     tensor(n)                   n workers hold a replica together, each a slice of every large layer
     pipeline(2) x sharded(2)    products: here four workers
+    partitioned(greedy)         each worker holds the whole network, and a part of the graph (planner only)
 
 Here: `Layout`, `read_layout` and `Layout.check`. Not here: the parts (`sharded.py`, `pipeline.py`, `tensor.py`), which
 worker has which place (`grid.py`), and what a worker does (`shared_model.py`, in a user's own loop
@@ -22,6 +23,7 @@ from typing import TYPE_CHECKING, Any
 from syncline.errors import ConfigError, UnknownName
 from syncline.layouts.grid import Grid, fitted
 from syncline.layouts.part import LayoutPart, invalid
+from syncline.layouts.partitioned import Partitioned
 from syncline.layouts.pipeline import Pipeline
 from syncline.layouts.sharded import Sharded
 from syncline.layouts.tensor import Tensor
@@ -53,6 +55,8 @@ class Layout:
     pipeline: Pipeline | None = None
     tensor: Tensor | None = None
     sharded: Sharded | None = None
+    partitioned: Partitioned | None = None
+    """How the graph of a graph network is divided; the network itself is not."""
 
     @classmethod
     def of(cls, *parts: LayoutPart) -> Layout:
@@ -68,6 +72,8 @@ class Layout:
         return tuple(part for part in (self.pipeline, self.tensor, self.sharded) if part is not None)
 
     def __str__(self) -> str:
+        if self.partitioned is not None:
+            return str(self.partitioned)
         return " x ".join(str(part) for part in self.parts) or REPLICATED
 
     def __mul__(self, other: LayoutPart | Layout) -> Layout:
@@ -85,6 +91,8 @@ class Layout:
 
     def grid(self, workers: int) -> Grid:
         """The place of each of so many workers."""
+        if self.partitioned is not None:
+            return Grid(slices=workers)  # all compute the same samples together
         shards = 1 if self.sharded is None else self.sharded.n
         stages = 1 if self.pipeline is None else self.pipeline.stages
         slices = 1 if self.tensor is None else self.tensor.slices
@@ -98,6 +106,13 @@ class Layout:
 
     def check(self, strategy: str, method: Method, run: RunConditions) -> None:
         """`ConfigError` if a run cannot have this layout, with the nearest one that it can have."""
+        if self.partitioned is not None and not method.sums_exact_gradients:
+            raise ConfigError(
+                f"--strategy {strategy} is not possible for a graph that is divided over workers: they compute one "
+                "gradient together. Use --strategy allreduce, or a model that draws neighbors, such as "
+                '"sage(neighbors=10)".',
+                code="layout", layout=str(self), reason="strategy", nearest="allreduce",
+            )  # fmt: skip
         if self.is_replicated:
             return
         if run.is_own_loop and not self.divides_updates:
@@ -147,6 +162,8 @@ class Layout:
 
     def explain(self, workers: int, parameter_bytes: int, method: Method) -> list[str]:
         """What `syncline explain` says about it."""
+        if self.partitioned is not None:
+            return self.partitioned.explain(workers)
         grid = self.grid(workers)
         lines = [line for part in self.parts for line in part.explain(grid, parameter_bytes)]
         if lines and grid.replicas > 1:
@@ -258,6 +275,8 @@ def needs_model(text: str, workers: int, *, has_memory_limit: bool) -> bool:
 
 def read_layout(text: str) -> Layout:
     """The layout that `text` describes; `ConfigError` says what is wrong with it."""
+    if (partitioned := Partitioned.read(text)) is not None:
+        return Layout(partitioned=partitioned)
     parts = [_read_part(part.strip()) for part in _TIMES.split(text.strip())]
     return Layout.of(*(part for part in parts if part is not None))
 

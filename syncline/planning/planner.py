@@ -13,7 +13,8 @@ from syncline.compute.tuning import Choice
 from syncline.config.amounts import bytes_of
 from syncline.config.run import RunConfig
 from syncline.errors import ConfigError, plural
-from syncline.layouts.layout import read_layout
+from syncline.layouts.layout import REPLICATED, read_layout
+from syncline.layouts.partitioned import Partitioned
 from syncline.planning.machine import Machine
 from syncline.planning.plan import Plan, WorkerPlan
 from syncline.strategies.method import Method, RunConditions
@@ -43,6 +44,8 @@ class TaskFacts:
     recommended_epochs: int | None = None
     recommended_batch: int | None = None
     clip_norm: float | None = None
+    graph: Literal["", "parts", "samples"] = ""
+    """For a graph network: whether workers divide the graph into parts, or each draws neighbors in the whole of it."""
     learns_by_sums: bool = False
     """Whether what the workers exchange are exact sums over the samples, not gradients."""
 
@@ -98,8 +101,9 @@ def make_plan(facts: TaskFacts, config: RunConfig, machine: Machine, hosts: Sequ
     held = held_out_samples(method.held_out, facts.train_samples, config.workers)
     _check_script_settings(facts, config)
     _check_sums(facts, config, method)
+    layout = _layout(facts, config)
     length = _length(facts, config, facts.train_samples - held, notes)
-    device = _device(config, machine, notes)
+    device = _device(facts, config, machine, notes)
     collective = _collective(config, machine, device, len(set(hosts_of_workers)), notes)
     shares_memory_on_hosts = len(set(hosts_of_workers)) > 1 and _can_share_memory(config, machine, device)
     conditions = RunConditions(
@@ -112,8 +116,9 @@ def make_plan(facts: TaskFacts, config: RunConfig, machine: Machine, hosts: Sequ
         clip_norm=facts.clip_norm,
     )
     method.check_run(conditions)
-    read_layout(config.layout).check(config.strategy, method, conditions)
+    read_layout(layout).check(config.strategy, method, conditions)
     decided: dict[str, Any] = {
+        "layout": layout,
         **length._asdict(),
         "workers": _workers(hosts_of_workers, device, config.threads or max(1, machine.cores // config.workers)),
         "collective": collective,
@@ -134,6 +139,42 @@ def make_plan(facts: TaskFacts, config: RunConfig, machine: Machine, hosts: Sequ
     return Plan(**{**given, **decided})
 
 
+def _layout(facts: TaskFacts, config: RunConfig) -> str:
+    """The layout of the run: that of the settings, or the division of a graph."""
+    divides = config.partition is not None or config.halo != "exact"
+    if facts.graph != "parts":
+        if divides:
+            why = "it draws neighbors in the whole graph" if facts.graph else f"{facts.model} is no graph network"
+            raise ConfigError(
+                f"--partition and --halo are not possible: {why}. They say how a graph is divided over workers; leave "
+                "them out.", code="no-partition", model=facts.model, partition=config.partition, halo=config.halo,
+            )  # fmt: skip
+        if facts.graph:
+            _check_graph_settings(facts, config)
+        return config.layout
+    _check_graph_settings(facts, config)
+    return str(Partitioned.of(config.partition, config.halo))
+
+
+def _check_graph_settings(facts: TaskFacts, config: RunConfig) -> None:
+    """Refuse what a graph network does not have."""
+    defaults = RunConfig()
+    for name, why in (
+        ("layout", "a graph network is divided by --partition"),
+        ("accumulate", "each step computes the graph as a whole"),
+        ("memory_limit", "each step computes the graph as a whole; more workers need less memory each"),
+        ("checkpoint_activations", "its layers exchange values with other workers"),
+        ("precision", "torch's sparse products need float32"),
+        ("device", "it computes on CPUs"),
+    ):
+        value = getattr(config, name)
+        if value != getattr(defaults, name) and (name, value) not in (("layout", REPLICATED), ("device", "cpu")):
+            raise ConfigError(
+                f"--{name.replace('_', '-')} {value} is not possible with {facts.model}: {why}. Leave it out.",
+                code="graph-setting", setting=name, value=value, model=facts.model,
+            )  # fmt: skip
+
+
 def _workers(hosts: Sequence[str], device: str, threads: int) -> tuple[WorkerPlan, ...]:
     def device_of(rank: int) -> str:
         # Each worker gets the next GPU of its host. With too few GPUs, torch names the missing one when it is used.
@@ -144,8 +185,8 @@ def _workers(hosts: Sequence[str], device: str, threads: int) -> tuple[WorkerPla
     )
 
 
-def _device(config: RunConfig, machine: Machine, notes: list[str]) -> Literal["cpu", "cuda"]:
-    if config.device == "cpu":
+def _device(facts: TaskFacts, config: RunConfig, machine: Machine, notes: list[str]) -> Literal["cpu", "cuda"]:
+    if config.device == "cpu" or facts.graph:
         return "cpu"
     if config.device == "cuda":
         if not machine.gpus:
@@ -267,6 +308,8 @@ def _measured(facts: TaskFacts, config: RunConfig, steps: int) -> tuple[Choice, 
     How long a script runs is not known before; its workers decide when to measure.
     """
     chosen: list[Choice] = []
+    if facts.graph:
+        return ()
     if config.tune == "auto" and (steps >= _FEWEST_STEPS_TO_TUNE or facts.kind == "own-loop"):
         chosen += ["memory-format"] if config.memory_format == "auto" else []
         chosen += ["convolutions"] if config.precision != "bf16" else []

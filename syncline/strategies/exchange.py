@@ -52,6 +52,9 @@ class StrategyLog(Protocol):
     ) -> None:
         """One more exchange. `disagreement` is the relative distance of this worker's model to the shared one."""
 
+    def read_old(self, steps: int) -> None:
+        """One more step with values of other workers that were so many steps old."""
+
     def contest(self, met: Contested) -> None:
         """A tournament between this worker's model and another."""
 
@@ -78,6 +81,8 @@ class NoLog:
         staleness: dict[int, int] | None = None,
         disagreement: float | None = None,
     ) -> None: ...
+
+    def read_old(self, steps: int) -> None: ...
 
     def contest(self, met: Contested) -> None: ...
 

@@ -70,6 +70,10 @@ class StrategyRecorder:
             self._disagreement = disagreement
             self._wants_disagreement = False
 
+    def read_old(self, steps: int) -> None:
+        """Count a step with values of other workers that were so many steps old."""
+        self._staleness = merge(self._staleness, {steps: 1})
+
     def contest(self, met: Contested) -> None:
         """Report a tournament match of this worker's model."""
         self._recorder.emit(

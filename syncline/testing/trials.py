@@ -93,6 +93,9 @@ class RecordingLog(NoLog):
         for value, count in (staleness or {}).items():
             self.staleness[value] = self.staleness.get(value, 0) + count
 
+    def read_old(self, steps: int) -> None:
+        self.staleness[steps] = self.staleness.get(steps, 0) + 1
+
     def contest(self, met: Contested) -> None:
         self.contests.append(asdict(met))
 

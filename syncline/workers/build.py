@@ -12,6 +12,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Protocol, runtime_checkable
 
+import numpy as np
 import torch
 from torch import nn
 
@@ -22,11 +23,13 @@ from syncline.data.files.source import sources as file_sources
 from syncline.data.named import DataInfo, named
 from syncline.data.source import ArraySource, Source, as_source, inputs_only
 from syncline.errors import ConfigError, UnknownName
+from syncline.graphs.node_data import NodeData
 from syncline.models.catalog import losses, optimizers, schedules
 from syncline.models.catalog.lookup import check_accepts, construct, find, key
 from syncline.models.declared.build import build as build_declared
 from syncline.models.declared.declaration import Declared
 from syncline.models.declared.sizes import Sizes
+from syncline.models.graph_networks.network import GraphNetwork
 from syncline.models.zoo import registry as zoo
 from syncline.task import LocatedData, Task, made
 
@@ -58,6 +61,9 @@ def build_sources(task: Task, seed: int = 0) -> tuple[Source, Source | None]:
 
 
 def _sources(task: Task) -> tuple[Source, Source | None]:
+    if isinstance(task.data, NodeData):
+        nodes = task.data
+        return NodeSource(nodes, nodes.train), NodeSource(nodes, nodes.test)
     if isinstance(task.data, LocatedData) and task.data.manifest is not None:
         in_files, own_test = file_sources(task.data.manifest), task.test
         return in_files[0], as_source(made(own_test)) if own_test is not None else in_files[1]
@@ -71,8 +77,18 @@ def _sources(task: Task) -> tuple[Source, Source | None]:
     return as_source(made(task.data)), test
 
 
+class NodeSource(ArraySource):
+    """Some nodes of a graph, by number, and their classes."""
+
+    def __init__(self, data: NodeData, nodes: np.ndarray) -> None:
+        super().__init__(torch.from_numpy(nodes), torch.from_numpy(data.labels[nodes]))
+        self.data = data
+
+
 def class_names(task: Task) -> list[str] | None:
     """The names of the classes, if the data has any."""
+    if isinstance(task.data, NodeData):
+        return list(task.data.class_names) if task.data.class_names else None
     names = task.data.info.class_names if isinstance(task.data, LocatedData) else None
     return list(names) if names else None
 
@@ -82,7 +98,10 @@ def build_model(task: Task, train: Source, seed: int) -> nn.Module:
     torch.manual_seed(seed)
     if isinstance(task.model, Spec):
         input_shape, classes, vocabulary = _fit(task, train)
-        return zoo.build(task.model.name, input_shape, classes, vocabulary, **dict(task.model.options))
+        network = zoo.build(task.model.name, input_shape, classes, vocabulary, **dict(task.model.options))
+        if isinstance(network, GraphNetwork) and isinstance(train, NodeSource):
+            network.bind(train.data)
+        return network
     if isinstance(task.model, Declared):
         return build_declared(task.model, _sizes(task, train))
     model = task.model if isinstance(task.model, nn.Module) else task.model()  # type: ignore[operator]  # a Spec by now
@@ -224,6 +243,8 @@ def _fit(task: Task, train: Source) -> tuple[tuple[int, ...], int, int | None]:
     if isinstance(task.data, LocatedData):
         info = task.data.info
         return info.input_shape, info.classes or 1, info.vocabulary  # without classes this is a regression
+    if isinstance(train, NodeSource):
+        return (train.data.features.shape[1],), train.data.classes, None
     batch = train.fetch([0])
     if task.reconstructs:
         inputs: torch.Tensor = batch[0] if isinstance(batch, (tuple, list)) else batch

@@ -52,6 +52,7 @@ from syncline.workers.forward import (
     samples_in,
     to_device,
 )
+from syncline.workers.graph_division import GraphDivision
 from syncline.workers.loss_tally import Local, LossTally
 from syncline.workers.micro_batches import MicroBatches
 from syncline.workers.session import Session
@@ -96,6 +97,8 @@ class Job:
         self._stages = Stages(plan.total_steps)
         self._held_out = held_out
         self._spread: ModelSpread | None = None
+        partitioned = session.layout.partitioned
+        self._division = GraphDivision(session, partitioned) if partitioned is not None else None
         self._has_built = False
         self._take(task)
         self.state = TrainState(self._build)
@@ -144,6 +147,8 @@ class Job:
             self.state, clip_norm=self._task.clip_norm, score=score, tune=self._tune, spread=self._spread_out
         )
         self._micro_batches.divide(stepper.replica)
+        if self._division is not None:
+            self._division.enter_view(stepper)
         start = stepper.progress.start
         if self.ends_epoch(start):
             self.after_epoch(start)  # the last View ended before all workers had done so
@@ -194,6 +199,9 @@ class Job:
         parts = list(pieces(batch, share.indices, self._micro_batches.of(share)))
         step = share.position.step
         tally = LossTally(with_accuracy=step % _ACCURACY_EVERY == 0)
+        if self._division is not None and self._division.is_divided:
+            with self._dropouts.of(step, share.indices):
+                return self._division.compute(self.stepper, share, batch, self._loss, tally)
         runner = self._spread.runner if self._spread is not None else None
         if runner is not None:
             return self._run_stage(runner, step, parts, tally)

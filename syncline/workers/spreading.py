@@ -233,7 +233,7 @@ def describe_spread(task: Task, plan: Plan) -> list[str]:
     """For `syncline explain`: which layers go where, measured on this machine; nothing if each worker holds all."""
     layout = read_layout(plan.layout)
     grid = layout.grid(plan.size)
-    if grid.per_team == 1:
+    if grid.per_team == 1 or layout.is_replicated:
         return []
     source, _ = build_sources(task, plan.seed)
     model = build_model(task, source, plan.seed).train()

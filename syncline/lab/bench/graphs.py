@@ -2,7 +2,7 @@
 
 Here: CPU time to a change of 1e-9 in sum, in one process with one thread, the sparse matrix and the sorted edges made
 beforehand; and how many edges each schedule reads. Before anything is measured, all ranks are checked to be equal to
-those by hand to 1e-8. Not here: reading the graph.
+those by hand to 1e-8. Not here: reading the graph, and graph networks (`graph_networks.py`).
 """
 
 from __future__ import annotations
@@ -17,8 +17,10 @@ from scipy.sparse import csr_matrix
 
 from syncline.errors import SynclineError
 from syncline.graphs.graph import Graph
+from syncline.graphs.node_data import node_data
 from syncline.graphs.programs.pagerank import pagerank
 from syncline.graphs.reading import read_graph
+from syncline.lab.bench import graph_networks
 from syncline.lab.bench.harness import BenchSettings, Contender, Goal, Suite
 
 _UNTIL = 1e-9
@@ -28,9 +30,10 @@ _GOAL_TIME, _GOAL_EDGES = 1.2, 0.5
 
 
 def suites(settings: BenchSettings) -> Generator[Suite, None, None]:
-    """The time, and the edges."""
+    """The time, and the edges; then graph networks."""
     settings.say("Reading the graph of Debian's packages.")
     yield from suites_of(read_graph("debian"))
+    yield from graph_networks.suites_of(node_data("cora"))
 
 
 def suites_of(graph: Graph) -> Generator[Suite, None, None]:

@@ -48,8 +48,9 @@ class ModelCard:
     """The function in that module that builds it."""
     options: Mapping[str, object] = field(default_factory=dict)
     """The options of that function, with defaults."""
-    takes: Literal["floats", "tokens", "both"] = "floats"
-    """The type of its inputs. A model for tokens gets the vocabulary size, and has an output per token."""
+    takes: Literal["floats", "tokens", "both", "graph"] = "floats"
+    """The type of its inputs. A model for tokens gets the vocabulary size, and has an output per token; one for a graph
+    gets numbers of nodes, and computes with their neighbors."""
     target: Literal["given", "input"] = "given"
     """The target of the loss: the data's target, or the input itself."""
     learns_by: Literal["gradients", "sums"] = "gradients"

@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING
 from syncline.errors import ConfigError, UnknownName, check_options
 from syncline.models.zoo import external
 from syncline.models.zoo.cards import CARDS
+from syncline.models.zoo.graph_cards import GRAPH_CARDS
 from syncline.models.zoo.model_card import ModelCard
 
 if TYPE_CHECKING:
@@ -24,21 +25,28 @@ if TYPE_CHECKING:
 
 
 def names() -> list[str]:
-    """The names of all models, sorted, without those of other packages."""
+    """The names of all models of samples, sorted, without those of other packages."""
     return sorted(CARDS)
+
+
+def graph_names() -> list[str]:
+    """The names of all graph networks, sorted."""
+    return sorted(GRAPH_CARDS)
 
 
 def is_known(name: str) -> bool:
     """Whether this is a model of the zoo, or of an external package."""
-    return name in CARDS or external.is_external(name)
+    return name in CARDS or name in GRAPH_CARDS or external.is_external(name)
 
 
 def card(name: str) -> ModelCard:
     """The card of the model called `name`; also of another package's, such as `timm:resnet50` or `hf:gpt2`."""
     if external.is_external(name):
         return external.card(name)
+    if name in GRAPH_CARDS:
+        return GRAPH_CARDS[name]
     if name not in CARDS:
-        raise UnknownName.among("model", name, CARDS)
+        raise UnknownName.among("model", name, [*CARDS, *GRAPH_CARDS])
     return CARDS[name]
 
 
@@ -72,10 +80,10 @@ def build(
     arguments = {**model.options, **options}
     if model.external_name is not None:
         arguments["named"] = model.external_name
-    if model.takes != "floats":
+    if model.takes in ("tokens", "both"):
         arguments["vocabulary"] = vocabulary
     elif vocabulary is not None:
-        readers = ", ".join(n for n in names() if CARDS[n].takes != "floats")
+        readers = ", ".join(n for n in names() if CARDS[n].takes in ("tokens", "both"))
         raise ConfigError(
             f"The model {name!r} needs floats, but the samples are tokens from a vocabulary of {vocabulary}. For "
             f"tokens, choose one of: {readers}."

@@ -12,6 +12,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Any, Literal, NamedTuple
 
+from syncline.observe.division_text import division_text
 from syncline.observe.formatting import headline
 from syncline.observe.state import RunState
 from syncline.planning.cost.profile import ProfileReader
@@ -21,6 +22,7 @@ from syncline.telemetry.events import (
     Evaluated,
     Event,
     FatalFailure,
+    GraphDivided,
     HeldPart,
     InfoMessage,
     MetricsLogged,
@@ -109,6 +111,8 @@ class RunRecord:
         self.parameters = 0
         self.parts: dict[int, HeldPart] = {}
         """What each worker holds, by id, if none holds the whole model; as last reported."""
+        self.division: GraphDivided | None = None
+        """How the graph is divided, if one is; as last reported."""
         self.events = 0
         self.seconds = 0.0
         """On the run's clock, which stands still between sessions."""
@@ -233,6 +237,9 @@ class RunRecord:
                 entries = [("change", text) for text in self.state.notices]
             case WorkerSlow():
                 entries = [("slow", text) for text in self.state.notices]
+            case GraphDivided():
+                self.division = event
+                entries = [("note", division_text(event))]
             case StrategySwitched():
                 entries = [("change", f"strategy: {event.strategy}")]
             case WarningMessage():

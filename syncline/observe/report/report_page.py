@@ -15,6 +15,7 @@ from syncline.observe.report import overview
 from syncline.observe.report.centroids import centroids
 from syncline.observe.report.confusion import confusion
 from syncline.observe.report.curves import axes_for, curves, throughput
+from syncline.observe.report.division import division
 from syncline.observe.report.expected import expected
 from syncline.observe.report.layout import layout
 from syncline.observe.report.phases import phases
@@ -78,6 +79,7 @@ def content(runs: Sequence[RunRecord]) -> str:
             parts.append(_section(f"clusters-{run.name}", name, centroids(run.centroids)))
     if is_one:
         parts.append(_section("layout", "Layout", layout(runs[0])))
+        parts.append(_section("graph", "Graph", division(runs[0])))
         parts.append(_section("workers", "Workers", overview.workers(runs[0])))
     for run in runs:
         suffix = "" if is_one else f": {run.name}"

@@ -14,6 +14,7 @@ from rich.console import Console, ConsoleOptions, Group, RenderResult
 from rich.live import Live
 from rich.text import Text
 
+from syncline.observe.division_text import division_text
 from syncline.observe.formatting import clean, headline
 from syncline.observe.state import MOST_WARNINGS, RunState
 from syncline.observe.stream import unbreakable
@@ -22,6 +23,7 @@ from syncline.observe.terminal.screen import draw
 from syncline.telemetry.events import (
     Event,
     FatalFailure,
+    GraphDivided,
     GroupTrains,
     InfoMessage,
     Recovered,
@@ -136,6 +138,8 @@ class LiveView:
                 self._add_line(Text(f"strategy from step {event.step}: {event.strategy}", "dim"))
             case InfoMessage():
                 self._add_line(Text(_cleaned(event.message), "dim"))
+            case GraphDivided():
+                self._add_line(Text(division_text(event), "dim"))
             case WarningMessage() if self._state.warning_count <= MOST_WARNINGS:
                 who = f"worker {event.worker_id}: " if event.worker_id is not None else ""
                 self._add_line(Text.assemble(("! ", "bold yellow"), (f"{who}{_cleaned(event.message)}", "yellow")))

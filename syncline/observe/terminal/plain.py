@@ -8,6 +8,7 @@ from __future__ import annotations
 from functools import partial
 from typing import TextIO
 
+from syncline.observe.division_text import division_text
 from syncline.observe.formatting import (
     accuracy,
     cause_first,
@@ -30,6 +31,7 @@ from syncline.telemetry.events import (
     Evaluated,
     Event,
     FatalFailure,
+    GraphDivided,
     GroupTrains,
     InfoMessage,
     Progress,
@@ -80,6 +82,8 @@ class PlainLines:
                 self._text(f"strategy from step {event.step}: {event.strategy}")
             case InfoMessage():
                 self._text(event.message)
+            case GraphDivided():
+                self._text(division_text(event))
             case WarningMessage() if state.warning_count <= MOST_WARNINGS:
                 who = f" (worker {event.worker_id})" if event.worker_id is not None else ""
                 self._text(f"warning{who}: {event.message}")
