@@ -12,7 +12,7 @@ import math
 import os
 import secrets
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import closing, contextmanager, nullcontext, suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -25,15 +25,17 @@ from syncline.coordinator.coordinator import Coordinator
 from syncline.coordinator.open_run import earlier_run, open_run
 from syncline.coordinator.root_cause import explain_failure, start_again
 from syncline.coordinator.run_guard import RunGuard
+from syncline.coordinator.supervision import EndRun
 from syncline.data.named import Progress
 from syncline.engines.choose import engine_for, keep_together
 from syncline.engines.engine import Engine
 from syncline.engines.network import Host, Network
 from syncline.errors import SCRIPT_EXIT, ConfigError, Interrupted, SynclineError, check_options
 from syncline.layouts.layout import check_layout_text, is_auto, is_plain, needs_model, read_layout
-from syncline.measuring import choose
+from syncline.measuring import choose, possible_strategies
 from syncline.observe.observer import Observer, WithoutEnd, choose_view
-from syncline.planning.cost.auto import cannot_choose, is_auto_strategy, wants_exact
+from syncline.planning.adviser import Advice, Adviser
+from syncline.planning.cost.auto import cannot_choose, is_auto_strategy, read_mode
 from syncline.planning.cost.network import read_link
 from syncline.planning.expected import Expected
 from syncline.planning.forecaster import Forecaster
@@ -118,7 +120,9 @@ def run_task(
     """
     boundary.check_surroundings()
     notes: tuple[str, ...] = ()
+    adapts = False
     if is_auto_strategy(config.strategy):
+        adapts = read_mode(config.strategy) == "adapt"
         task = task.with_defaults().located(data_dir, progress)
         config, notes = _choose_strategy(task, config, view, network)
     _check_texts(config)
@@ -130,7 +134,22 @@ def run_task(
     with closing(view), closing(engine):
         task = task.with_defaults().located(data_dir, progress)
         facts = task.facts()
-        return _run(_RunRequest(facts, config, task, engine, view, notes))
+        request = _RunRequest(facts, config, task, engine, view, notes, adapts=adapts)
+        return _run_adapting(request, network) if adapts else _run(request)
+
+
+def _run_adapting(request: _RunRequest, network: Network | None) -> Result:
+    """Run, and switch whenever another strategy should be clearly sooner: stop, and resume with that one."""
+    while True:
+        with closing(request.engine):
+            try:
+                return _run(request)
+            except _Switched as switched:
+                advice, run_dir = switched.advice, switched.run_dir
+        config = request.config.replace(strategy=advice.strategy, resume=str(run_dir), name=None)
+        note = f"auto(adapt) switched to {advice.strategy} after step {advice.step}."
+        engine = engine_for(config.engine, network)
+        request = dataclasses.replace(request, config=config, engine=engine, notes=(note,))
 
 
 def _check_texts(config: RunConfig, *, is_own_loop: bool = False) -> None:
@@ -145,7 +164,7 @@ def _choose_strategy(
     task: Task, config: RunConfig, view: Observer, network: Network | None
 ) -> tuple[RunConfig, tuple[str, ...]]:
     """The settings with the strategy that is chosen now, or that was chosen for the run to resume."""
-    wants_exact(config.strategy)  # what cannot be read fails first
+    read_mode(config.strategy)  # what cannot be read fails first
     earlier = earlier_run(config, task.facts().fingerprint)
     if earlier is not None:
         strategy = saved_plan(earlier.read_plan(), earlier.plan).strategy
@@ -278,7 +297,17 @@ class _RunRequest:
     engine: Engine
     view: Observer
     notes: tuple[str, ...] = ()
-    """What to say of the choice of a layout."""
+    """What to say of the choice of a strategy or layout."""
+    adapts: bool = False
+    """Whether to switch to another strategy when that should be clearly sooner."""
+
+
+class _Switched(Exception):
+    """The run has stopped, to be resumed with another strategy."""
+
+    def __init__(self, advice: Advice, run_dir: Path) -> None:
+        super().__init__(advice.text)
+        self.advice, self.run_dir = advice, run_dir
 
 
 class _Emitter:
@@ -320,6 +349,25 @@ class _Emitter:
         if not self._has_warned_of_disk:
             self._has_warned_of_disk = True
             self._view.on_event(WarningMessage(message=f"Cannot write {name}: {error.strerror}. Training continues."))
+
+
+class _Switch:
+    """Passes events on, and has the run stop when another strategy should be clearly sooner."""
+
+    def __init__(self, emit: _Emitter, request: _RunRequest, plan: Plan, machine: Machine) -> None:
+        names = possible_strategies(request.facts, request.config, machine, [worker.host for worker in plan.workers])
+        self._emit = emit
+        self._adviser = Adviser(plan, machine, names, request.config.network)
+        self.advice: Advice | None = None
+        self.stop: Callable[[], None] = lambda: None
+
+    def __call__(self, event: Event) -> None:
+        self._emit(event)
+        advice = self._adviser.on_event(event) if self.advice is None else None
+        if advice is not None:
+            self.advice = advice
+            self._emit(InfoMessage(message=f"{advice.text} Switching."))
+            self.stop()
 
 
 def _run(request: _RunRequest) -> Result:
@@ -367,19 +415,28 @@ def _run(request: _RunRequest) -> Result:
                 task_file.write(task_path, request.what)
             log.follow()
 
+        switch = _Switch(emit, request, plan, machine) if request.adapts else None
         coordinator = Coordinator(
             plan, run_dir, request.engine, task_path=task_path, checkpoint_path=checkpoint,
-            guard=RunGuard(run_dir, opened.lock, restore), session=session, emit=emit,
+            guard=RunGuard(run_dir, opened.lock, restore), session=session, emit=switch or emit,
         )  # fmt: skip
         with closing(coordinator):
-            try:
-                end = coordinator.run()
-            except SynclineError as error:
-                emit(RunEnded(reason="failed", message=str(error)))
-                raise
+            if switch is not None:
+                switch.stop = coordinator.stop
+            end = _supervise(coordinator, emit)
+        if switch is not None and switch.advice is not None and end.outcome == "stopped" and not coordinator.stopped_by:
+            raise _Switched(switch.advice, run_dir.path)
         result = _conclude(end.outcome, coordinator, run_dir, plan, emit, started, request.what)
         emit.expect(forecaster.at_end())
         return result
+
+
+def _supervise(coordinator: Coordinator, emit: _Emitter) -> EndRun:
+    try:
+        return coordinator.run()
+    except SynclineError as error:
+        emit(RunEnded(reason="failed", message=str(error)))
+        raise
 
 
 def _conclude(

@@ -22,7 +22,7 @@ from syncline.errors import ConfigError, plural
 from syncline.layouts.choice import Candidate
 from syncline.layouts.layout import REPLICATED, is_auto, read_layout
 from syncline.observe.observer import Observer
-from syncline.planning.cost.auto import cannot_choose, pick, wants_exact
+from syncline.planning.cost.auto import cannot_choose, pick, read_mode
 from syncline.planning.cost.choice import TrainingPlan, all_strategies, make_training_plan
 from syncline.planning.cost.network import DEFAULT_NETWORK, HostRates, Network, read_link
 from syncline.planning.cost.profile import Fact, Profile, ProfileReader, profile_of
@@ -164,11 +164,11 @@ def choose(task: Task, config: RunConfig, say: Say, run: Run, *, hosts: int = 1)
     This machine is measured; so many hosts are taken to be like it.
     """
     asked = config.strategy
-    exact_only = wants_exact(asked)
+    exact_only = read_mode(asked) == "exact"
     if config.layout != "replicated":
         raise cannot_choose(asked, f"it chooses for the layout replicated, not for {config.layout}", "layout")
     facts, machine = task.facts(), Machine.here()
-    possible = [name for name in all_strategies() if _can_have(facts, config.replace(strategy=name), machine, hosts)]
+    possible = possible_strategies(facts, config, machine, [f"host {number}" for number in range(hosts)])
     if not possible:
         make_plan(facts, config.replace(strategy="allreduce"), machine)  # says what is wrong
     if config.workers == 1:
@@ -181,12 +181,14 @@ def choose(task: Task, config: RunConfig, say: Say, run: Run, *, hosts: int = 1)
     return config.replace(strategy=chosen.chosen.strategy), tuple(chosen.describe())
 
 
-def _can_have(facts: TaskFacts, config: RunConfig, machine: Machine, hosts: int) -> bool:
-    try:
-        make_plan(facts, config, machine, [f"host {number}" for number in range(hosts)])
-    except ConfigError:
-        return False
-    return True
+def possible_strategies(facts: TaskFacts, config: RunConfig, machine: Machine, hosts: Sequence[str]) -> list[str]:
+    """Those that a run with these settings can have."""
+    found = []
+    for name in all_strategies():
+        with suppress(ConfigError):
+            make_plan(facts, config.replace(strategy=name), machine, hosts)
+            found.append(name)
+    return found
 
 
 def _target_note(target: Target | None) -> list[str]:

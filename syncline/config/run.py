@@ -63,7 +63,7 @@ class RunConfig:
         "allreduce",
         "Synchronization strategy; list them with: syncline strategies. auto measures the model for a few seconds and "
         "chooses the one that should be the quickest to the same accuracy; auto(exact) chooses among those that "
-        "compute what one process would.",
+        "compute what one process would; auto(adapt) chooses again when the network or a worker becomes slow.",
     )
     network: str | None = _f(
         None,

@@ -121,6 +121,7 @@ class Coordinator:
         self.last_step = self._epoch = 0
         self.stopped_by: str | None = None
         """The first signal that asked the run to stop, such as SIGTERM."""
+        self._should_stop = False
         self._server = ControlServer(engine.network.driver)
         self._can_share_memory = engine.machine.no_shared_memory_because is None
         self._control: Segment | None = None
@@ -165,6 +166,7 @@ class Coordinator:
                     instructions += self.supervision.resize(request.add)
                     instructions += self.supervision.resize(-request.remove)
                     instructions += self.supervision.stop(time.monotonic()) if request.stop else []
+                instructions += self.supervision.stop(time.monotonic()) if self._should_stop else []
                 instructions += self.supervision.on_tick(time.monotonic())
                 self._forward_output()
                 self._write_ledger()
@@ -174,6 +176,10 @@ class Coordinator:
                     if isinstance(instruction, EndRun):
                         self._forward_output(is_final=True)
                         return instruction
+
+    def stop(self) -> None:
+        """Have the run save its work and stop."""
+        self._should_stop = True
 
     def close(self) -> None:
         self._server.close()

@@ -12,10 +12,15 @@ from real_runs import syncline as command
 import syncline
 from syncline.config.run import RunConfig
 from syncline.config.spec import Spec
+from syncline.data.audit import audit_file
 from syncline.driver import explain_task, run_script, run_task
 from syncline.errors import ConfigError
 from syncline.observe.observer import JsonLines
+from syncline.planning.adviser import Advice
+from syncline.planning.plan import Plan
 from syncline.task import Script, Task
+from syncline.telemetry.events import Event, InfoMessage, Progress, RunEnded, RunStarted
+from syncline.telemetry.run_dir import RunDir
 
 
 @pytest.mark.slow
@@ -72,3 +77,33 @@ def test_a_network_that_cannot_be_read_is_refused_before_anything_starts(tmp_pat
         run_task(task, RunConfig(workers=2, network="fast", out=str(tmp_path)), JsonLines(io.StringIO()))
     assert raised.value.code == "network"
     assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.slow
+def test_a_run_that_adapts_switches_and_uses_every_sample_once(tmp_path, monkeypatch):
+    class Advises:
+        """Advises once, at the 30th step."""
+
+        def __init__(self, plan: Plan, *_: object) -> None:
+            self.current = plan.strategy
+
+        def on_event(self, event: Event) -> Advice | None:
+            if isinstance(event, Progress) and event.step >= 30 and self.current != "sparknet(3)":
+                return Advice(strategy="sparknet(3)", step=event.step, text="It is quicker.")
+            return None
+
+    def chosen(task, config, *_, **__):
+        return config.replace(strategy="allreduce"), ("allreduce was chosen.",)
+
+    monkeypatch.setattr("syncline.driver.Adviser", Advises)
+    monkeypatch.setattr("syncline.driver.choose", chosen)
+    result = syncline.train(model="mlp", data="digits", workers=2, epochs=60, strategy="auto(adapt)", tune="off",
+                            out=str(tmp_path), name="a", quiet=True)  # fmt: skip
+    assert result.epochs == 60
+    events = list(RunDir(tmp_path / "a").read_events())
+    started = [event for event in events if isinstance(event, RunStarted)]
+    assert [event.plan["strategy"] for event in started] == ["allreduce", "sparknet(3)"]
+    assert started[1].resumed_from_step >= 30
+    assert not any(isinstance(event, RunEnded) for event in events)
+    assert any("auto(adapt) switched" in event.message for event in events if isinstance(event, InfoMessage))
+    assert audit_file(tmp_path / "a" / "ledger.jsonl").is_clean

@@ -1,7 +1,7 @@
 """`--strategy auto`: which of the predicted strategies a run gets, and what to say of the choice. Pure.
 
-Here: reading `auto` and `auto(exact)`, and `pick`. Not here: the predictions (`choice.py`), and measuring for them
-(`syncline/measuring.py`).
+Here: reading `auto`, `auto(exact)` and `auto(adapt)`, and `pick`. Not here: the predictions (`choice.py`), measuring
+for them (`syncline/measuring.py`), and choosing again during a run (`planning/adviser.py`).
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from syncline.planning.cost.step import Prediction
 from syncline.planning.cost.why import in_one_line
 
 _AUTO = re.compile(r"\s*auto\s*(?:\(\s*(?P<mode>[^()]*?)\s*\))?\s*")
-_MODES = ("", "exact")
+_MODES = ("", "exact", "adapt")
 _WORTH = 0.95
 """A strategy that trains differently must be expected to take at most this part of the best exact one's time."""
 _AS_GOOD = 1.02
@@ -27,21 +27,21 @@ _USUAL = "allreduce"
 
 
 def is_auto_strategy(text: str) -> bool:
-    """Whether the strategy is to be chosen. What is between the parentheses is checked by `wants_exact`."""
+    """Whether the strategy is to be chosen. What is between the parentheses is checked by `read_mode`."""
     return _AUTO.fullmatch(text) is not None
 
 
-def wants_exact(text: str) -> bool:
-    """Whether the choice is between strategies whose result is that of one process."""
+def read_mode(text: str) -> str:
+    """What is between the parentheses: nothing, exact or adapt."""
     found = _AUTO.fullmatch(text)
     mode = (found["mode"] or "") if found else None
     if mode not in _MODES:
         raise ConfigError(
             f"--strategy {text} is not possible: auto chooses among all strategies, auto(exact) among those that "
-            'compute what one process would. Use --strategy auto, or --strategy "auto(exact)".',
-            code="auto-strategy", strategy=text, reason="mode", allowed=["auto", "auto(exact)"],
+            "compute what one process would, and auto(adapt) again when conditions change. Use one of these.",
+            code="auto-strategy", strategy=text, reason="mode", allowed=["auto", "auto(exact)", "auto(adapt)"],
         )  # fmt: skip
-    return mode == "exact"
+    return mode
 
 
 def cannot_choose(text: str, why: str, reason: str) -> ConfigError:
