@@ -7,7 +7,7 @@ import dataclasses
 import pytest
 
 from syncline.errors import ConfigError
-from syncline.planning.cost.auto import is_auto_strategy, pick, samples_text, wants_exact
+from syncline.planning.cost.auto import is_auto_strategy, pick, read_mode, samples_text
 from syncline.planning.cost.choice import TrainingPlan
 from syncline.planning.cost.ranges import Range
 from syncline.planning.cost.samples import samples_factor
@@ -83,11 +83,10 @@ def test_auto_is_read_and_other_modes_are_refused():
         assert is_auto_strategy(text)
     assert not is_auto_strategy("allreduce")
     assert not is_auto_strategy("auto.py:Mine")
-    assert wants_exact("auto( exact )")
-    assert not wants_exact("auto")
+    assert [read_mode(text) for text in ("auto", "auto( exact )", "auto(adapt)")] == ["", "exact", "adapt"]
     with pytest.raises(ConfigError) as raised:
-        wants_exact("auto(fast)")
-    assert raised.value.facts["allowed"] == ["auto", "auto(exact)"]
+        read_mode("auto(fast)")
+    assert raised.value.facts["allowed"] == ["auto", "auto(exact)", "auto(adapt)"]
 
 
 def test_factors_of_samples_are_those_of_the_presets_as_they_are():
