@@ -1,11 +1,14 @@
 """Messages between the supervisor and its server processes, and the socket that carries them.
 
-A socket pair of the type SEQPACKET keeps the boundaries of messages. Nothing is unpickled: both ends decode the types
+A socket pair of the type SEQPACKET keeps the boundaries of messages. One that is larger than the socket takes at once,
+such as the metrics of hundreds of models, travels as a file in memory. Nothing is unpickled: both ends decode the types
 below. Not here: what they do with them (`rollout.py`, `process.py`).
 """
 
 from __future__ import annotations
 
+import os
+import select
 import socket
 from typing import Any
 
@@ -28,7 +31,11 @@ __all__ = [
     "Text",
 ]
 
-_MOST_BYTES = 4 * 2**20
+_MOST_BYTES = 64 * 1024
+"""The largest message that travels in the socket itself, whose buffer may be small."""
+_IN_FILE = b"\xc1"
+"""Stands for a message in a file: the one byte that MessagePack never begins with."""
+_PATIENCE_MS = 10_000
 
 
 class Prepare(msgspec.Struct, frozen=True, tag=True):
@@ -111,7 +118,6 @@ class Port:
 
     def __init__(self, end: socket.socket) -> None:
         self.socket = end
-        end.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, _MOST_BYTES)
 
     @classmethod
     def pair(cls) -> tuple[Port, Port]:
@@ -119,21 +125,44 @@ class Port:
         return cls(left), cls(right)
 
     def send(self, message: Message) -> bool:
-        """False if the other end is gone."""
+        """False if the other end is gone, or has read nothing for a long time."""
+        data = msgspec.msgpack.encode(message)
         try:
-            self.socket.send(msgspec.msgpack.encode(message))
-        except (BrokenPipeError, ConnectionError):
+            if len(data) <= _MOST_BYTES:
+                self._send(data, [])
+            else:
+                with os.fdopen(os.memfd_create("message"), "wb") as file:
+                    file.write(data)
+                    file.flush()
+                    self._send(_IN_FILE, [file.fileno()])
+        except (BrokenPipeError, ConnectionError, TimeoutError):
             return False
         return True
 
     def receive(self) -> Message | None:
         """The next message; None if the other end is gone."""
         try:
-            data = self.socket.recv(_MOST_BYTES)
+            data, files, _, _ = socket.recv_fds(self.socket, _MOST_BYTES, 1)
         except ConnectionError:
             return None
+        for file in files:
+            with os.fdopen(file, "rb") as whole:
+                whole.seek(0)
+                data = whole.read()
         found: Message | None = _decoder.decode(data) if data else None
         return found
+
+    def _send(self, data: bytes, files: list[int]) -> None:
+        """Wait if the buffer is full, also on a socket that does not block."""
+        while True:
+            try:
+                socket.send_fds(self.socket, [data], files)
+                return
+            except BlockingIOError:
+                writable = select.poll()
+                writable.register(self.socket, select.POLLOUT)
+                if not writable.poll(_PATIENCE_MS):
+                    raise TimeoutError from None
 
     def close(self) -> None:
         self.socket.close()
