@@ -27,8 +27,10 @@ class Admission:
     def __init__(self, run_s: float) -> None:
         self.run_s = run_s
         """The time of the engine for one request, as a moving average. 0 if unknown."""
+        self.row_s = run_s
+        """The same for one row: requests differ in size."""
         self._quickest_s = run_s
-        """The same without other programs on the processor: the shortest run so far. 0 if unknown."""
+        """The time of a row without other programs on the processor: the shortest so far. 0 if unknown."""
         self._late_since: float | None = None
         self._sheds_until = float("-inf")
 
@@ -43,18 +45,18 @@ class Admission:
         elif self._late_since is None:
             self._late_since = now
 
-    def on_ran(self, seconds: float, requests: int) -> None:
-        """A run of these requests took this long."""
-        alone_s = seconds / requests
-        self._quickest_s = min(self._quickest_s, alone_s) if self._quickest_s else alone_s
-        self.run_s += _NEWEST * (seconds / requests - self.run_s) if self.run_s else seconds / requests
+    def on_ran(self, seconds: float, requests: int, rows: int) -> None:
+        """A run of these requests, with so many rows, took this long."""
+        self.run_s = _moved(self.run_s, seconds / requests)
+        self.row_s = _moved(self.row_s, seconds / rows)
+        self._quickest_s = min(self._quickest_s or seconds / rows, seconds / rows)
 
     def on_idle(self) -> None:
         """Nothing is queued or running."""
         self._late_since = None
 
-    def admits(self, now: float, wait_s: float, longest_wait_s: float, ahead: int) -> bool:
-        """Whether to take a request that would wait for `wait_s`, behind `ahead` others.
+    def admits(self, now: float, wait_s: float, longest_wait_s: float, rows_ahead: int) -> bool:
+        """Whether to take a request that would wait for `wait_s`, behind so many rows.
 
         A burst may wait for `longest_wait_s`.
         """
@@ -66,7 +68,11 @@ class Admission:
             return True
         # A few requests to a quick model wait for long only if other programs take the processor. Refusing them would
         # not make the others quicker.
-        if 0 < ahead * self._quickest_s <= min(_SHORT_WAIT_S, longest_wait_s):
+        if 0 < rows_ahead * self._quickest_s <= min(_SHORT_WAIT_S, longest_wait_s):
             return True
         self._sheds_until = now + _CALM_S
         return False
+
+
+def _moved(average: float, newest: float) -> float:
+    return average + _NEWEST * (newest - average) if average else newest

@@ -1,9 +1,9 @@
 """`Batcher`: runs queued requests of one model version, together where that is allowed, without waiting for more.
 
 While a batch runs, requests queue up; the next batch takes those that are there. A request alone runs at once. Short
-runs happen on the event loop itself, because handing one to a thread costs more than LeNet takes; longer ones on a
-thread, so that the loop stays responsive. Not here: whether batches are allowed (`tuning.py`), whether a request is
-queued at all (`admission.py`), and versions (`registry.py`).
+runs happen on the event loop itself, because handing one to a thread costs more than LeNet takes; longer ones, and
+those of many rows, on a thread, so that the loop stays responsive. Not here: whether batches are allowed (`tuning.py`),
+whether a request is queued at all (`admission.py`), and versions (`registry.py`).
 """
 
 from __future__ import annotations
@@ -44,6 +44,8 @@ class InferenceJob:
     """The other dimensions of each input. Only requests with equal ones run together."""
     done: Done
     since_s: float
+    size: int = 1
+    """Its rows, also if it must run alone; 1 if the model has none."""
 
 
 def take_batch(queue: deque[InferenceJob], max_rows: int) -> list[InferenceJob]:
@@ -73,7 +75,12 @@ class Batcher:
         self._is_running = False
         self._names = tuned.engine.signature.output_names
         self._inputs = tuple(tuned.engine.signature.by_name)
-        self._runs_on_loop = 0 < tuned.batch_s <= ON_LOOP_S
+        has_rows = tuned.engine.shares_batch_dimension and bool(self._inputs)
+        self._sized_by = self._inputs[0] if has_rows else None
+        """The input whose first dimension is the size of a request."""
+        is_short = 0 < tuned.batch_s <= ON_LOOP_S
+        self._most_rows_on_loop = int(ON_LOOP_S * tuned.max_batch / tuned.batch_s) if is_short else 0
+        self._queued_rows = 0
         self._admission = Admission(tuned.run_s)
         self.longest_wait_s = 0.0
         """Jobs that waited longer are refused instead of run; 0 for no limit."""
@@ -87,15 +94,19 @@ class Batcher:
 
     def admits(self, longest_wait_s: float) -> bool:
         """Whether a request may be queued now."""
-        now, run_s = time.perf_counter(), self._admission.run_s
-        wait_s = len(self._queue) * run_s
+        now, row_s = time.perf_counter(), self._admission.row_s
+        wait_s, rows = self._queued_rows * row_s, self._queued_rows
         if self._running:
-            wait_s += max(0.0, len(self._running) * run_s - (now - self._began_s))
-        return self._admission.admits(now, wait_s, longest_wait_s, len(self._queue) + len(self._running))
+            running = _rows_of(self._running)
+            wait_s += max(0.0, running * row_s - (now - self._began_s))
+            rows += running
+        return self._admission.admits(now, wait_s, longest_wait_s, rows)
 
     def submit(self, tensors: Mapping[str, np.ndarray], done: Done) -> None:
         """Queue a request; `done` is called on the loop with its outputs, or with what went wrong."""
-        self._queue.append(self._job(tensors, done))
+        job = self._job(tensors, done)
+        self._queue.append(job)
+        self._queued_rows += job.size
         if not self._is_running:
             self._is_running = True
             # At the end of this turn of the loop, so that requests which are already here run together.
@@ -103,37 +114,42 @@ class Batcher:
 
     def _job(self, tensors: Mapping[str, np.ndarray], done: Done) -> InferenceJob:
         now = time.perf_counter()
+        size = len(tensors[self._sized_by]) if self._sized_by is not None else 1
         if self._tuned.max_batch == 1:
-            return InferenceJob(tensors, 0, (), done, now)
+            return InferenceJob(tensors, 0, (), done, now, size)
         shapes = [tensors[name].shape for name in self._inputs]
         rows = {shape[0] for shape in shapes}
         # Rows that differ between inputs are an error of this request alone, so that it must fail alone.
         count = rows.pop() if len(rows) == 1 else 0
-        return InferenceJob(tensors, count, tuple([shape[1:] for shape in shapes]), done, now)
+        return InferenceJob(tensors, count, tuple([shape[1:] for shape in shapes]), done, now, size)
 
     def _run_next(self) -> None:
         now = time.perf_counter()
         self._refuse_stale(now)
         if self._queue:
             self._admission.on_run(now, now - self._queue[0].since_s)
-        if self._runs_on_loop:
-            self._run_turn(now)
-        elif self._queue:
-            self._running, self._began_s = take_batch(self._queue, self._tuned.max_batch), now
-            self._thread.submit(self._run_on_thread, self._running)
-        else:
+        if not self._queue:
             self._rest()
+        elif self._queue[0].size <= self._most_rows_on_loop:
+            self._run_turn(now)
+        else:
+            self._running, self._began_s = self._take(), now
+            self._thread.submit(self._run_on_thread, self._running)
+
+    def _take(self) -> list[InferenceJob]:
+        jobs = take_batch(self._queue, self._tuned.max_batch)
+        self._queued_rows -= _rows_of(jobs)
+        return jobs
 
     def _run_turn(self, now: float) -> None:
         """Run what is queued, for about `TURN_S`, then answer."""
         ran: list[tuple[InferenceJob, Outputs | BaseException]] = []
         began, end = now, now + TURN_S
-        while self._queue and now < end:
-            jobs = take_batch(self._queue, self._tuned.max_batch)
+        while self._queue and now < end and self._queue[0].size <= self._most_rows_on_loop:
+            jobs = self._take()
             ran += zip(jobs, run_together(self._tuned.engine.run, self._names, jobs), strict=True)
             now = time.perf_counter()
-        if ran:
-            self._admission.on_ran(now - began, len(ran))
+        self._admission.on_ran(now - began, len(ran), _rows_of([job for job, _ in ran]))
         for job, result in ran:
             job.done(result)
         self._go_on()
@@ -144,7 +160,7 @@ class Batcher:
 
     def _finish(self, jobs: list[InferenceJob], results: Sequence[Outputs | BaseException]) -> None:
         self._running = []
-        self._admission.on_ran(time.perf_counter() - self._began_s, len(jobs))
+        self._admission.on_ran(time.perf_counter() - self._began_s, len(jobs), _rows_of(jobs))
         for job, result in zip(jobs, results, strict=True):
             job.done(result)
         self._go_on()
@@ -162,9 +178,14 @@ class Batcher:
     def _refuse_stale(self, now: float) -> None:
         oldest = now - self.longest_wait_s
         while self.longest_wait_s and self._queue and self._queue[0].since_s < oldest:
-            self._queue.popleft().done(
-                RequestRefused("The request waited too long for its turn.", status=503, code="waited-too-long")
-            )
+            job = self._queue.popleft()
+            self._queued_rows -= job.size
+            job.done(RequestRefused("The request waited too long for its turn.", status=503, code="waited-too-long"))
+
+
+def _rows_of(jobs: Sequence[InferenceJob]) -> int:
+    """At least 1: a request may have no rows."""
+    return max(1, sum([job.size for job in jobs]))
 
 
 def run_together(

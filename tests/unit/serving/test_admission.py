@@ -15,7 +15,7 @@ def overload(run_s: float, factor: float, seconds: float, longest_wait_s: float 
     while now < seconds:
         for start, arrived in [one for one in starts if one[0] <= now]:
             admission.on_run(start, start - arrived)
-            admission.on_ran(run_s, 1)
+            admission.on_ran(run_s, 1, 1)
             starts.remove((start, arrived))
         wait_s = max(0.0, free_at - now)
         if not wait_s and not starts:
@@ -56,6 +56,16 @@ def test_a_few_requests_to_a_quick_model_are_never_refused_because_other_program
     admission = Admission(0.0003)
     for k in range(100):  # each run is interrupted: 8 connections wait for 80 ms
         admission.on_run(0.1 * k, 0.08)
-        admission.on_ran(0.01, 1)
+        admission.on_ran(0.01, 1, 1)
     assert admission.admits(10.0, 8 * admission.run_s, 1.0, 8)
     assert not admission.admits(10.0, 50 * admission.run_s, 1.0, 50)
+
+
+def test_the_wait_behind_large_requests_is_that_of_their_rows():
+    admission = Admission(0.0001)
+    for _ in range(100):
+        admission.on_ran(0.01, 1, 100)
+    assert 0.009 < admission.run_s <= 0.01
+    assert 0.00009 < admission.row_s < 0.00011
+    admission.on_run(0.0, 0.05)
+    assert not admission.admits(0.2, 0.02, 1.0, 200)  # two of them are ahead: nothing that is quick
