@@ -18,8 +18,9 @@ SUITES_HELP = (
     "under syncline run), own-loop (a script of your own against DDP), layouts (against FSDP2 and torch's 1F1B), "
     "tolerance (cost of fault tolerance without a failure), allreduce (gradient sum against gloo). Only if named: "
     "graphs (PageRank against an iteration by hand), "
-    "serve (the server against ONNX Runtime alone), engines (cost per step of Ray and Spark), memory (peak memory by "
-    "batch size), saving (cost of large checkpoints), peers (throughput of other frameworks)."
+    "serve (the server against ONNX Runtime alone), serve-load (the server in overload and beside slow clients), "
+    "engines (cost per step of Ray and Spark), memory (peak memory by batch size), saving (cost of large checkpoints), "
+    "peers (throughput of other frameworks)."
 )
 
 
@@ -27,7 +28,8 @@ def bench(
     suites: Annotated[
         list[str] | None,
         typer.Argument(
-            metavar="SUITE", help="Suites to run. Default: all but graphs, serve, engines, memory, saving and peers."
+            metavar="SUITE",
+            help="Suites to run. Default: all but graphs, serve, serve-load, engines, memory, saving and peers.",
         ),
     ] = None,
     repeats: Annotated[

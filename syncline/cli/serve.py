@@ -1,6 +1,6 @@
 """`syncline serve`: what the command does and prints.
 
-Not here: its options (`serve_options.py`), the server (`serving/server/`).
+Not here: its options (`serve_options.py`), the server (`serving/server/`, `serving/ray_serve/`).
 """
 
 from __future__ import annotations
@@ -12,8 +12,7 @@ import typer
 from syncline.cli import serve_options as given
 
 if TYPE_CHECKING:
-    from syncline.serving.server.options import ServeOptions
-    from syncline.serving.server.supervisor import Supervisor
+    from syncline.serving.server.options import ServeOptions, Server
 
 
 def serve(
@@ -24,6 +23,7 @@ def serve(
     no_grpc: given.NoGrpc = False,
     host: given.Host = "127.0.0.1",
     processes: given.Processes = 1,
+    engine: given.EngineName = "local",
     max_batch: given.MaxBatch = 8,
     follow: given.Follow = False,
     canary: given.CanaryShare = None,
@@ -48,8 +48,9 @@ def serve(
     syncline serve model.onnx --port 8000 --no-token
     syncline serve RUN_A RUN_B --name digits --canary 10%
     syncline serve RUN --follow --processes 2
+    syncline serve RUN --engine ray://10.0.0.5:6379 --processes 8
     """
-    from syncline.serving.server.options import ServeOptions, make_supervisor, token_of
+    from syncline.serving.server.options import ServeOptions, make_server, token_of
     from syncline.serving.server.sources import read_share
 
     options = ServeOptions(
@@ -57,26 +58,26 @@ def serve(
         processes=processes, canary=read_share(canary) if canary is not None else None, shadow=shadow, follow=follow,
         max_batch=max_batch, max_requests=max_requests, max_wait_s=max_wait, max_body_bytes=max_body * 2**20,
         timeout_s=timeout, tls_cert=tls_cert, tls_key=tls_key, access_log=access_log,
-        grpc_port=None if no_grpc else _grpc_port(port, grpc_port),
+        grpc_port=None if no_grpc else _grpc_port(port, grpc_port, engine), engine=engine,
     )  # fmt: skip
-    supervisor = make_supervisor(options, lambda text: typer.echo(text, err=True))
-    supervisor.run(lambda: _announce(supervisor, options, shows_token=token_file is None))
+    server = make_server(options, lambda text: typer.echo(text, err=True))
+    server.run(lambda: _announce(server, options, shows_token=token_file is None))
 
 
-def _grpc_port(port: int, asked: int | None) -> int:
-    """The port that the user gave; otherwise the next one after the HTTP port, or any free one."""
-    if asked is not None:
+def _grpc_port(port: int, asked: int | None, engine: str) -> int | None:
+    """The port that the user gave; otherwise the next one after the HTTP port, or any free one. None on Ray."""
+    if asked is not None or engine != "local":
         return asked
     return port + 1 if port else 0
 
 
-def _announce(supervisor: Supervisor, options: ServeOptions, *, shows_token: bool) -> None:
+def _announce(server: Server, options: ServeOptions, *, shows_token: bool) -> None:
     """Print where the server listens; a token from a file is not shown."""
     scheme = "https" if options.tls_cert else "http"
     shown = f"[{options.host}]" if ":" in options.host else options.host
     query = f"?token={options.token}" if options.token and shows_token else ""
-    typer.echo(f"Serving at {scheme}://{shown}:{supervisor.port}/{query}")
-    if supervisor.grpc_port is not None:
-        typer.echo(f"gRPC on port {supervisor.grpc_port}")
+    typer.echo(f"Serving at {scheme}://{shown}:{server.port}/{query}")
+    if server.grpc_port is not None:
+        typer.echo(f"gRPC on port {server.grpc_port}")
     if options.token and not options.tls_cert and options.host not in ("127.0.0.1", "localhost", "::1"):
         typer.echo("The token travels unencrypted: use --tls-cert and --tls-key outside of trusted networks.", err=True)

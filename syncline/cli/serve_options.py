@@ -27,6 +27,12 @@ GrpcPort = Annotated[
 NoGrpc = Annotated[bool, typer.Option("--no-grpc", help="Serve HTTP only.")]
 Host = Annotated[str, typer.Option(help="Address to listen on.")]
 Processes = Annotated[int, typer.Option(help="Server processes, which share the port.")]
+EngineName = Annotated[
+    str,
+    typer.Option(
+        metavar="ENGINE", help="local, or ray or ray://HOST:PORT: a Ray Serve deployment with --processes replicas."
+    ),
+]
 MaxBatch = Annotated[int, typer.Option(help="Rows that run together at most; 1 runs each request alone.")]
 
 Follow = Annotated[

@@ -41,8 +41,9 @@ def serve(
     follow: bool = False,
     max_batch: int = 8,
     grpc: bool = False,
+    engine: str = "local",
 ) -> ModelServer:
-    """Serve runs or ONNX files on this machine, until `close` or the end of a `with` block.
+    """Serve runs or ONNX files on this machine or on Ray, until `close` or the end of a `with` block.
 
     The options are those of `syncline serve`.
 
@@ -52,7 +53,7 @@ def serve(
     options = ServeOptions(
         what=tuple(str(one) for one in (what, *more)), name=name, port=port,
         token=secrets.token_urlsafe(24) if token else None, processes=processes, canary=canary, shadow=shadow,
-        follow=follow, max_batch=max_batch, grpc_port=0 if grpc else None,
+        follow=follow, max_batch=max_batch, grpc_port=0 if grpc else None, engine=engine,
     )  # fmt: skip
     with guarding():
         return ModelServer(options)

@@ -1,57 +1,61 @@
 """The server against ONNX Runtime alone, and against other servers: CPU time per request, and requests per second.
 
 Here: LeNet, one image per request, 8 connections. Only the CPU time of the server counts, not that of the client; a
-busy machine disturbs it less than a rate. Not here: starting other servers (`server_peers.py`).
+busy machine disturbs it less than a rate. Not here: the server and its requests (`served_lenet.py`), overload and slow
+clients (`serve_load.py`), starting other servers (`server_peers.py`).
 """
 
 from __future__ import annotations
 
-import asyncio
 import contextlib
-import json
+import multiprocessing
 import os
-import tempfile
 import time
-from collections.abc import Callable, Generator, Iterator
+from collections.abc import Callable, Generator
 from functools import partial
 from pathlib import Path
-from typing import cast
-
-import numpy as np
-import uvloop
+from typing import Any
 
 from syncline.errors import SynclineError
 from syncline.lab.bench.harness import BenchSettings, Contender, Goal, Suite
+from syncline.lab.bench.load import LoadClient
+from syncline.lab.bench.served_lenet import (
+    MODEL,
+    PING,
+    binary_request,
+    images,
+    json_body,
+    json_request,
+    model_file,
+    pin,
+    post,
+    served,
+)
 from syncline.lab.bench.server_peers import cpu_s, found_servers, started
-from syncline.serving.exporting.onnx_file import export_onnx
 from syncline.serving.metadata import open_session
 from syncline.serving.serve import ModelServer
-from syncline.serving.server.options import ServeOptions
 
-_MODEL = "lenet"
 _CONNECTIONS = 8
-_LIMIT_S = 120.0
 _TIMES_OURS = {"mlserver": 3, "triton": 3, "litserve": 8, "bentoml": 8}
 """How many times as much CPU time as ours each server is expected to take for the same JSON."""
 _AS_STARTED = "json, batched"
 """Ours as users start it; the others are, too."""
-_IMAGE = np.random.default_rng(0).integers(0, 256, (1, 1, 28, 28), np.uint8)
+_IMAGES_FOR_RATE = 16
+"""Images per request of the rate: the server then takes about 60 times the CPU of the client on the same cores."""
 
 
 def suites(settings: BenchSettings) -> Generator[Suite, None, None]:
     """CPU time per request, then the rate with one and two processes."""
     count = 400 if settings.quick else 3000
-    with tempfile.TemporaryDirectory(prefix="syncline-bench-") as folder:
-        settings.say(f"Exporting {_MODEL}.")
-        path = Path(folder) / f"{_MODEL}.onnx"
-        export_onnx(_MODEL, path)
-        with _served(path, max_batch=1) as alone, _served(path) as batched:
-            _pin(alone, batched)
+    settings.say(f"Exporting {MODEL}.")
+    with model_file() as path:
+        with served(path, max_batch=1) as alone, served(path) as batched:
+            pin(alone, batched)
             with contextlib.ExitStack() as others:
                 peers, missing = _peers(settings, path, others, count)
                 yield _cpu_suite(path, alone, batched, count, peers, missing)
-        with _served(path) as one, _served(path, processes=2) as two:
-            yield _rate_suite(one, two, count)
+        with served(path) as one, served(path, processes=2) as two, _runtimes(path) as runtimes:
+            yield _rate_suite(one, two, runtimes, count)
 
 
 def _peers(
@@ -63,12 +67,12 @@ def _peers(
     for peer, python in found:
         settings.say(f"Starting {peer.name}.")
         try:
-            server = opened.enter_context(started(peer, python, model, _json_body(), min(os.sched_getaffinity(0))))
+            server = opened.enter_context(started(peer, python, model, json_body(), min(os.sched_getaffinity(0))))
         except SynclineError as error:
             settings.say(str(error))
             missing[peer.name] = "does not start; the reason is above"
             continue
-        request = _post(_json_body(), "Content-Type: application/json\r\n", server.path)
+        request = post(json_body(), "Content-Type: application/json\r\n", server.path)
         measure = partial(_cpu_us, server.port, server.pids, request, count)
         running[peer.key] = Contender(name=peer.name, measure=measure, what=peer.what)
     return running, missing
@@ -87,7 +91,7 @@ def _cpu_suite(
 
     return Suite(
         name="serve-cpu",
-        measures=f"CPU microseconds of the server per request: {_MODEL}, one image per request, {_CONNECTIONS} "
+        measures=f"CPU microseconds of the server per request: {MODEL}, one image per request, {_CONNECTIONS} "
         f"connections, {count:,} requests, one core.",
         unit="us/request",
         baseline="onnxruntime",
@@ -97,7 +101,7 @@ def _cpu_suite(
             contender("json", alone, json_request(), "JSON with --max-batch 1."),
             contender("binary, batched", batched, binary_request(), "Binary tensors; queued requests run together."),
             contender(_AS_STARTED, batched, json_request(), "JSON; queued requests run together."),
-            contender("ping", alone, b"GET /v2/health/live HTTP/1.1\r\nHost: localhost\r\n\r\n", "No inference."),
+            contender("ping", alone, PING, "No inference."),
             *peers.values(),
         ),
         # 40 and 90 microseconds on top of the 115 that LeNet takes. Only for requests that run alone, as the baseline
@@ -115,122 +119,96 @@ def _cpu_suite(
     )
 
 
-def _rate_suite(one: ModelServer, two: ModelServer, count: int) -> Suite:
+def _rate_suite(one: ModelServer, two: ModelServer, runtimes: Runtimes, count: int) -> Suite:
+    measure = partial(_rate, binary_request(_IMAGES_FOR_RATE), count // 4)
+    runs = count // 4
     return Suite(
         name="serve-rate",
-        measures=f"Requests per second with binary tensors: {_MODEL}, one image per request, {_CONNECTIONS} "
-        "connections. The client takes a part of the same cores.",
+        measures=f"Requests per second with binary tensors: {MODEL}, {_IMAGES_FOR_RATE} images per request, "
+        f"{_CONNECTIONS} connections. The client takes a part of the same cores.",
         unit="requests/s",
         baseline="1 process",
         contenders=(
-            Contender(name="1 process", measure=partial(_rate, one, count)),
-            Contender(name="2 processes", measure=partial(_rate, two, count)),
+            Contender(name="1 process", measure=partial(measure, one)),
+            Contender(name="2 processes", measure=partial(measure, two)),
+            Contender(
+                name="onnxruntime in 1", measure=partial(runtimes.rate, 1, runs),
+                what="session.run in one process, without a server.",
+            ),
+            Contender(
+                name="onnxruntime in 2", measure=partial(runtimes.rate, 2, runs),
+                what="The same in two processes at once: what the two cores give.",
+            ),
         ),
-    )
-
-
-def binary_request() -> bytes:
-    tensor = {"name": "input", "shape": _IMAGE.shape, "datatype": "UINT8",
-              "parameters": {"binary_data_size": _IMAGE.nbytes}}  # fmt: skip
-    output = {"name": "logits", "parameters": {"binary_data": True}}
-    head = json.dumps({"inputs": [tensor], "outputs": [output]}).encode()
-    return _post(head + _IMAGE.tobytes(), f"Inference-Header-Content-Length: {len(head)}\r\n")
-
-
-def json_request() -> bytes:
-    return _post(_json_body(), "")
-
-
-def _json_body() -> bytes:
-    tensor = {"name": "input", "shape": _IMAGE.shape, "datatype": "UINT8", "data": _IMAGE.ravel().tolist()}
-    return json.dumps({"inputs": [tensor], "outputs": [{"name": "logits"}]}).encode()
-
-
-def _post(body: bytes, headers: str, path: str = f"/v2/models/{_MODEL}/infer") -> bytes:
-    return f"POST {path} HTTP/1.1\r\nHost: localhost\r\n{headers}Content-Length: {len(body)}\r\n\r\n".encode() + body
-
-
-@contextlib.contextmanager
-def _served(path: Path, *, max_batch: int = 8, processes: int = 1) -> Iterator[ModelServer]:
-    options = ServeOptions(what=(str(path),), name=_MODEL, max_batch=max_batch, processes=processes)
-    server = ModelServer(options)
-    try:
-        yield server
-    finally:
-        server.close()
-
-
-def _pin(*servers: ModelServer) -> None:
-    core = min(os.sched_getaffinity(0))
-    for pid in (pid for server in servers for pid in server.pids()):
-        os.sched_setaffinity(pid, {core})
+        goals=(Goal(contender="2 processes", limit=1.8, bound="at least"),),
+    )  # fmt: skip
 
 
 def _runtime_us(path: Path, count: int) -> Callable[[], float]:
-    session = open_session(path, threads=1)
+    session, image = open_session(path, threads=1), images()
 
     def measure() -> float:
         start = time.process_time()
         for _ in range(count):
-            session.run(["logits"], {"input": _IMAGE})
+            session.run(["logits"], {"input": image})
         return 1e6 * (time.process_time() - start) / count
 
     return measure
 
 
 def _cpu_us(port: int, pids: Callable[[], list[int]], request: bytes, count: int) -> float:
-    _load(port, request, count // 10)
-    before = cpu_s(pids())
-    _load(port, request, count)
-    return 1e6 * (cpu_s(pids()) - before) / count
+    with LoadClient(port, request, _CONNECTIONS) as client:
+        client.ask_all(count // 10)
+        before = cpu_s(pids())
+        client.ask_all(count)
+        return 1e6 * (cpu_s(pids()) - before) / count
 
 
-def _rate(server: ModelServer, count: int) -> float:
-    return count / _load(server.port, binary_request(), count)
+def _rate(request: bytes, count: int, server: ModelServer) -> float:
+    with LoadClient(server.port, request, _CONNECTIONS) as client:
+        client.ask_all(count // 10)
+        return count / client.ask_all(count).took_s
 
 
-def _load(port: int, request: bytes, count: int) -> float:
-    """Send this many requests over some connections; returns the seconds."""
-    with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
-        return runner.run(asyncio.wait_for(_send_all(port, request, count), _LIMIT_S))
+class Runtimes:
+    """Processes that run the model without a server."""
+
+    def __init__(self, path: Path, processes: int) -> None:
+        context = multiprocessing.get_context("spawn")
+        self._pool = [context.Pipe() for _ in range(processes)]
+        self._processes = [
+            context.Process(target=_run_model, args=(theirs, path), daemon=True) for _, theirs in self._pool
+        ]
+        for process in self._processes:
+            process.start()
+
+    def rate(self, processes: int, count: int) -> float:
+        """Runs per second of so many of them at once."""
+        ours = [pipe for pipe, _ in self._pool[:processes]]
+        for pipe in ours:
+            pipe.send(count)
+        return sum(float(pipe.recv()) for pipe in ours)
+
+    def close(self) -> None:
+        for pipe, _ in self._pool:
+            pipe.send(0)
+        for process in self._processes:
+            process.join()
 
 
-async def _send_all(port: int, request: bytes, count: int) -> float:
-    loop = asyncio.get_running_loop()
-    clients = [_Client(request, count // _CONNECTIONS, loop.create_future()) for _ in range(_CONNECTIONS)]
-    start = time.perf_counter()
-    for client in clients:
-        await loop.create_connection(lambda client=client: client, "127.0.0.1", port)  # type: ignore[misc]
-    await asyncio.gather(*[client.done for client in clients])
-    return time.perf_counter() - start
+@contextlib.contextmanager
+def _runtimes(path: Path) -> Generator[Runtimes, None, None]:
+    found = Runtimes(path, 2)
+    try:
+        yield found
+    finally:
+        found.close()
 
 
-class _Client(asyncio.Protocol):
-    """Sends a request, waits for the response, and so on."""
-
-    def __init__(self, request: bytes, count: int, done: asyncio.Future[None]) -> None:
-        self._request, self._left, self.done = request, count, done
-        self._received = b""
-
-    def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        self._transport = cast("asyncio.Transport", transport)
-        self._transport.write(self._request)
-
-    def connection_lost(self, exc: Exception | None) -> None:
-        if not self.done.done():
-            self.done.set_exception(exc or ConnectionError("The server closed the connection."))
-
-    def data_received(self, data: bytes) -> None:
-        self._received += data
-        head, found, body = self._received.partition(b"\r\n\r\n")
-        if not found or len(body) < int(head.lower().partition(b"content-length: ")[2].split(b"\r\n")[0]):
-            return
-        if not head.startswith(b"HTTP/1.1 200"):
-            self.done.set_exception(ValueError(self._received.decode(errors="replace")))
-            return
-        self._received, self._left = b"", self._left - 1
-        if self._left > 0:
-            self._transport.write(self._request)
-        elif not self.done.done():
-            self.done.set_result(None)
-            self._transport.close()
+def _run_model(pipe: Any, path: Path) -> None:
+    session, given = open_session(path, threads=1), images(_IMAGES_FOR_RATE)
+    while count := pipe.recv():
+        start = time.perf_counter()
+        for _ in range(count):
+            session.run(["logits"], {"input": given})
+        pipe.send(count / (time.perf_counter() - start))

@@ -41,6 +41,7 @@ SUITES = {
     "servers": Entry("servers", "parameter servers: round trips and updates per second, beside gloo"),
     "graphs": Entry("graphs", "PageRank: CPU time beside scipy by hand, edges read by each schedule", True),
     "serve": Entry("serve", "CPU time per request and rate of the server, beside ONNX Runtime and other servers", True),
+    "serve-load": Entry("serve_load", "p99 of the server in overload and beside slow clients", True),
     "engines": Entry("engines", "overhead per step of Ray and Spark, beside local processes", True),
     "memory": Entry("memory", "peak memory by batch size, beside a hand-written loop", True),
     "saving": Entry("saving", "checkpoints of a large model: memory beside a plain loop, time of a step", True),

@@ -13,8 +13,9 @@ _BURST_S = 0.1
 """A queue in which requests have waited too long for this time stands."""
 _CALM_S = 1.0
 """Shedding ends when no request was refused for this time."""
-_SHARE_OF_RUN = 0.8
-"""The wait while shedding. With its own run, a request then takes less than twice the time of one that never waits."""
+_SHARE_OF_RUN = 0.6
+"""The wait while shedding. With its own run, and with what refusing the others takes from it, a request then takes less
+than twice the time of one that never waits."""
 _SHORT_WAIT_S = 0.005
 """A wait that is never too long, so that a few connections to a quick model are never refused."""
 _NEWEST = 0.1

@@ -1,4 +1,4 @@
-"""`ServeOptions`: what a user may say about a server, and the supervisor that follows from it.
+"""`ServeOptions`: what a user may say about a server, and the server that follows from it.
 
 Not here: the command (`cli/serve.py`), the server in Python (`serving/serve.py`).
 """
@@ -9,7 +9,7 @@ import os
 import secrets
 from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Protocol
 
 import msgspec
 
@@ -25,9 +25,10 @@ from syncline.telemetry.run_dir import RunDir
 if TYPE_CHECKING:
     from syncline.serving.server.supervisor import Supervisor
 
-__all__ = ["ServeOptions", "make_supervisor", "token_of"]
+__all__ = ["LOCAL", "ServeOptions", "Server", "make_server", "token_of"]
 
 _FEWEST_TOKEN_CHARACTERS = 16
+LOCAL = "local"
 
 
 class ServeOptions(msgspec.Struct, frozen=True, kw_only=True):
@@ -53,22 +54,49 @@ class ServeOptions(msgspec.Struct, frozen=True, kw_only=True):
     access_log: str | None = None
     grpc_port: int | None = None
     """None for HTTP only; 0 for a free one."""
+    engine: str = LOCAL
+    """`local`, or the name of a Ray engine as for training: `ray`, `ray://HOST:PORT`."""
 
 
-def make_supervisor(options: ServeOptions, say: Callable[[str], None]) -> Supervisor:
-    """Check the options, take the port, and return what `run` serves with."""
-    grpc_packages = () if options.grpc_port is None else ("grpc", "open_inference")
-    for package in ("onnxruntime", "uvloop", "httptools", *grpc_packages):
+class Server(Protocol):
+    """What serves: our own supervisor, or a deployment of Ray Serve."""
+
+    port: int
+    grpc_port: int | None
+
+    def run(self, on_ready: Callable[[], None]) -> None:
+        """Serve until SIGTERM or SIGINT; `on_ready` is called once all processes answer."""
+
+    def when_closed(self, descriptor: int) -> None:
+        """Stop when the other end of this pipe is closed: with the program that started us."""
+
+
+def make_server(options: ServeOptions, say: Callable[[str], None]) -> Server:
+    """Check the options, and return what `run` serves with."""
+    for package in ("onnxruntime", "uvloop", "httptools"):
         require(package, "Serving a model")
-    from syncline.serving.server.process import ProcessSettings
-    from syncline.serving.server.supervisor import Supervisor, SupervisorSettings
-
     sources = sources_of(options.what, name=options.name, canary=options.canary, shadow=options.shadow)
     _check(options, sources)
     limits = Limits(
         requests=options.max_requests, wait_s=options.max_wait_s, body_bytes=options.max_body_bytes,
         receive_s=options.timeout_s,
     )  # fmt: skip
+    if options.engine == LOCAL:
+        return _make_supervisor(options, sources, limits, say)
+    from syncline.serving.ray_serve.service import RayService
+
+    return RayService(options, sources, limits, say)
+
+
+def _make_supervisor(
+    options: ServeOptions, sources: list[ModelSource], limits: Limits, say: Callable[[str], None]
+) -> Supervisor:
+    """Take the port, and return what starts processes."""
+    for package in () if options.grpc_port is None else ("grpc", "open_inference"):
+        require(package, "Serving a model")
+    from syncline.serving.server.process import ProcessSettings
+    from syncline.serving.server.supervisor import Supervisor, SupervisorSettings
+
     process = ProcessSettings(
         limits=limits,
         token=options.token,

@@ -13,7 +13,7 @@ import sys
 import msgspec
 
 from syncline.boundary import as_expected
-from syncline.serving.server.options import ServeOptions, make_supervisor
+from syncline.serving.server.options import ServeOptions, make_server
 
 __all__ = ["main"]
 
@@ -23,9 +23,9 @@ def main() -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C in a notebook interrupts a cell, not the server
     options = msgspec.json.decode(sys.stdin.buffer.readline(), type=ServeOptions)
     try:
-        supervisor = make_supervisor(options, _say)
-        supervisor.when_closed(0)
-        supervisor.run(lambda: _tell({"port": supervisor.port, "grpc_port": supervisor.grpc_port}))
+        server = make_server(options, _say)
+        server.when_closed(0)
+        server.run(lambda: _tell({"port": server.port, "grpc_port": server.grpc_port}))
     except Exception as error:
         known = as_expected(error)
         if known is None:

@@ -28,12 +28,12 @@ def overload(run_s: float, factor: float, seconds: float, longest_wait_s: float 
     return taken
 
 
-@given(st.floats(0.007, 0.05), st.floats(1.5, 6))
+@given(st.floats(0.009, 0.05), st.floats(1.5, 6))
 def test_in_lasting_overload_a_request_takes_less_than_twice_the_time_of_a_run(run_s, factor):
     taken = overload(run_s, factor, 4.0)
     late = [wait_s for now, wait_s in taken if now > 1.5]  # the queue of the first burst has drained
     assert late
-    assert max(late) <= 0.8 * run_s + 1e-9
+    assert max(late) <= 0.6 * run_s + 1e-9
     assert len(late) >= 0.5 * 2.5 / run_s  # and the engine is not left idle
 
 

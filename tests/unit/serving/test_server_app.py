@@ -23,7 +23,7 @@ from syncline.serving.server.catalog import Catalog, ServedVersion, Withdrawn
 from syncline.serving.server.http import HttpServer
 from syncline.serving.server.limits import Limits
 from syncline.serving.server.metrics import ServerMetrics
-from syncline.serving.server.options import ServeOptions, make_supervisor, token_of
+from syncline.serving.server.options import ServeOptions, make_server, token_of
 from syncline.serving.server.registry import LoadedVersion, Registry
 from syncline.serving.server.signature import Signature, TensorSpec
 from syncline.serving.server.sources import read_share, sources_of
@@ -635,7 +635,7 @@ def test_options_that_cannot_be_served_are_refused_before_anything_starts(tmp_pa
     file = tmp_path / "m.onnx"
     file.touch()
     with pytest.raises(ConfigError) as raised:
-        make_supervisor(ServeOptions(**{"what": (str(file),), **options}), print)
+        make_server(ServeOptions(**{"what": (str(file),), **options}), print)
     assert raised.value.code == code
 
 
@@ -643,7 +643,7 @@ def test_a_port_that_is_taken_is_named(tmp_path):
     file = tmp_path / "m.onnx"
     file.touch()
     with socket.create_server(("127.0.0.1", 0)) as taken, pytest.raises(ConfigError) as raised:
-        make_supervisor(ServeOptions(what=(str(file),), port=taken.getsockname()[1]), print)
+        make_server(ServeOptions(what=(str(file),), port=taken.getsockname()[1]), print)
     assert raised.value.code == "port-taken"
 
 
