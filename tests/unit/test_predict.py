@@ -198,3 +198,16 @@ def test_a_run_on_what_are_no_images_is_reported_why_it_cannot_be_asked(tmp_path
     drawn("3").save(tmp_path / "three.png")
     with pytest.raises(ConfigError, match=r"trained on iris.*\(4,\).*not\s+images"):
         syncline.predict(result.run_dir, tmp_path / "three.png")
+
+
+def test_every_layer_that_show_lists_is_an_output_of_predict(tmp_path: Path) -> None:
+    drawn("7").save(tmp_path / "seven.png")
+    shown = CliRunner().invoke(app, ["show", "lenet", "--data", "mnist"])
+    names = shown.output.rpartition("Layers by name: ")[2].split("\n")[0].split(", ")
+    assert len(names) == 8
+    found = json.loads(told("lenet", str(tmp_path / "seven.png"), "--output", ",".join([*names, "logits"]), "--json"))
+    assert list(found["outputs"]) == [*names, "logits"]
+    logits = np.array(found["outputs"]["logits"])
+    assert np.array_equal(logits, found["outputs"][names[-1]])
+    softmax = np.exp(logits - logits.max()) / np.exp(logits - logits.max()).sum()
+    assert np.allclose(softmax, list(found["probabilities"].values()), atol=1e-6)
