@@ -16,6 +16,7 @@ sum of exact gradients over all replicas, which needs no leaders.
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import replace
@@ -23,7 +24,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 
-from syncline.comms.collective import Collective
+from syncline.comms.collective import Collective, Solo
 from syncline.errors import PeerFailed
 from syncline.layouts.groups import Groups, replica_groups_of
 from syncline.layouts.replica_optimizer import ReplicaOptimizer
@@ -57,6 +58,7 @@ class ReplicaExchange(SharedModelExchange):
 
     def __init__(self, replica: Replica, method: Method, layout: Layout, spread: ModelSpread) -> None:
         super().__init__(replica, method, layout, spread)
+        self._pushes_gradients = method.servers > 0
         self._lead: _Lead | None = None
         self._weight = 0.0  # the replica's part of the samples of the step
         self._updated_at: int | None = None  # the last step whose update has begun
@@ -74,6 +76,7 @@ class ReplicaExchange(SharedModelExchange):
     def _begin_groups(self) -> Groups:
         """The leaders begin as the strategy says; then each gives its replica what it has."""
         replica, collective, grid, cell = self.replica, self.replica.collective, self._grid, self._cell
+        method = self.method
         groups = replica_groups_of(collective, grid)
         is_leader = cell is not None and groups.replica.rank == 0
         leaders = collective.split(0 if is_leader else 1)
@@ -81,10 +84,18 @@ class ReplicaExchange(SharedModelExchange):
         if is_leader:
             replica.log.count_bytes(lambda: leaders.bytes_sent)
             piggybacked = replica.gradients.piggybacked.numel()
-            # Parameters keep no gradients: they are summed where the replica shares them.
-            gradients = GradientBuffer(self._flat.parameters, leaders, piggybacked, is_flat=False, keeps_local=True)
+            # Parameters keep no gradients: they are summed where the replica shares them, and copied for servers.
+            within, is_flat = (Solo(), True) if self._pushes_gradients else (leaders, False)
+            gradients = GradientBuffer(self._flat.parameters, within, piggybacked, is_flat=is_flat, keeps_local=True)
             optimizer = ReplicaOptimizer(replica.optimizer, lambda: self._optimizer, self._update_together)
-            whole = replace(replica, optimizer=optimizer, gradients=gradients, collective=leaders, clip_norm=None)
+            whole = replace(
+                replica,
+                optimizer=optimizer,
+                undivided=optimizer.undivided,
+                gradients=gradients,
+                collective=leaders,
+                clip_norm=replica.clip_norm if method.is_lock_step else None,
+            )
             exchange = self.method.exchange(whole)
             self._begun.callback(exchange.close)
             self._lead = _Lead(exchange, gradients, optimizer, leaders)
@@ -109,27 +120,27 @@ class ReplicaExchange(SharedModelExchange):
 
     # What the leader does, and the others with it.
 
-    def _together(self, act: Callable[[_Lead], bool | None]) -> bool:
+    def _together(self, act: Callable[[_Lead], float | None]) -> float:
         """The leader acts as the strategy says, the others as it says; all return its result."""
         if self._cell is None:
-            return False
+            return 0.0
         if self._lead is None:
             return self._follow()
         lead = self._lead
         lead.gradients.piggybacked.copy_(self._piggybacked)
-        result = bool(act(lead))
+        result = float(act(lead) or 0.0)
         self._piggybacked.copy_(lead.gradients.piggybacked)
         self._say(_DONE, result)
         return result
 
-    def _say(self, word: float, result: bool = False) -> None:
+    def _say(self, word: float, result: float = 0.0) -> None:
         slot = self._board_of_leader[self._said % 2]
-        slot[0], slot[1] = word, float(result)
+        slot[0], slot[1] = word, result
         slot[2:] = self._piggybacked
         self._said += 1
         self._inside.barrier()
 
-    def _follow(self) -> bool:
+    def _follow(self) -> float:
         while True:
             slot = self._board_of_leader[self._said % 2]
             self._said += 1
@@ -141,7 +152,7 @@ class ReplicaExchange(SharedModelExchange):
                 self._load_optimizer(None)
             else:
                 self._piggybacked.copy_(slot[2:])
-                return bool(slot[1])
+                return float(slot[1])
 
     def _update_together(self) -> None:
         """What a step of the strategy's optimizer does."""
@@ -190,10 +201,24 @@ class ReplicaExchange(SharedModelExchange):
             self._agree_inside(weight)
             if is_divided and self._gradients.owned:
                 torch._foreach_mul_(self._gradients.owned, 1.0 / self._weight if self._weight else 0.0)
-            if self.replica.clip_norm is not None:
+            if self.replica.clip_norm is not None and not self.method.is_lock_step:  # otherwise the sum is clipped
                 scale = self._weight if is_divided and self._weight else 1.0
                 self._clip(self.replica.clip_norm, scale=scale)
-        return self._heard(self._together(lambda lead: lead.exchange.before_update(self._weight)))
+            if self._pushes_gradients:
+                self._give_gradients()
+        return self._agreed(lambda lead: lead.exchange.before_update(self._weight))
+
+    def _give_gradients(self) -> None:
+        """Give the leader the whole gradient, in the order of the parameters."""
+        self._inside.barrier()  # all have scaled what they own
+        if self._lead is None:
+            return
+        summed, whole = self._memory[1], self._lead.gradients.flats[0]
+        first = 0
+        for leaf in itertools.chain(*self._lanes):
+            size = leaf.high - leaf.low
+            whole[leaf.low : leaf.high] = summed[first : first + size]
+            first += size
 
     def _agree_inside(self, weight: float) -> None:
         """The replica's loss, and the requests of its workers, on all of them."""
@@ -229,19 +254,36 @@ class ReplicaExchange(SharedModelExchange):
     def after_update(self, weight: float) -> bool:
         del weight
         self._step += 1
-        return self._heard(self._together(lambda lead: lead.exchange.after_update(self._weight)))
+        return self._agreed(lambda lead: lead.exchange.after_update(self._weight))
 
-    def _heard(self, has_agreed: bool) -> bool:
-        """Let spare workers know what rank 0 does: they stop and save with the others."""
+    def _agreed(self, act: Callable[[_Lead], bool]) -> bool:
+        """Whether all have agreed in this moment; spare workers stop and save with the others."""
+        return bool(self._heard(self._together(act)))
+
+    def _heard(self, result: float) -> float:
+        """Let spare workers know what rank 0 does."""
         if self._grid.workers == self.replica.collective.size:
-            return has_agreed
-        said = torch.cat([torch.tensor([float(has_agreed)]), self._piggybacked])
+            return result
+        said = torch.cat([torch.tensor([result]), self._piggybacked])
         if self._audience.size > 1:
             self._audience.broadcast_(said)
         if self._cell is None:
             self._piggybacked.copy_(said[1:])
-            return bool(said[0])
-        return has_agreed
+            return float(said[0])
+        return result
+
+    # Where replicas train at their own pace, each as one.
+
+    @property
+    def independent(self) -> Collective:
+        """The leaders; the others of a replica do what its leader decides."""
+        return self._lead.leaders if self._lead is not None else self.replica.collective
+
+    def may_continue(self, limit_s: float) -> bool:
+        return self._lead is None or self._lead.exchange.may_continue(limit_s)
+
+    def decide(self, decision: Callable[[], int]) -> int:
+        return int(self._heard(self._together(lambda _: decision())))
 
     @contextmanager
     def shared(self) -> Iterator[None]:
@@ -264,7 +306,8 @@ class ReplicaExchange(SharedModelExchange):
         known = self._lead.exchange.committed_steps()
         if known is None:
             return None
-        return {share: known[share // self._grid.shards] for share in range(self._grid.shares)}
+        replicas = {share: share // self._grid.shards for share in range(self._grid.shares)}
+        return {share: known[replica] for share, replica in replicas.items() if replica in known}
 
     def merge(self, survivors: Collective) -> None:
         """Complete the replica's last update; then as the strategy says."""

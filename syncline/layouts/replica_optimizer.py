@@ -53,6 +53,12 @@ class ReplicaOptimizer(torch.optim.Optimizer):
             self.pending = state_dict
 
     @contextmanager
+    def undivided(self) -> Iterator[torch.optim.Optimizer]:
+        """A context in which the optimizer that this one stands for has whole parameters."""
+        with self._whole():
+            yield self._optimizer
+
+    @contextmanager
     def keeping_state(self) -> Iterator[None]:
         """A context in which nothing is loaded: the workers of the replica have that state already."""
         self._is_current = True

@@ -118,6 +118,12 @@ class Replica:
     log: StrategyLog = field(default_factory=NoLog)
     is_settled: bool = False
     """Whether all workers hold the same parameters and buffers already, so that none are broadcast."""
+    undivided: Callable[[], AbstractContextManager[torch.optim.Optimizer]] | None = None
+    """A context with the whole optimizer, where `optimizer` stands for several that each have a part of it."""
+
+    def whole_optimizer(self) -> AbstractContextManager[torch.optim.Optimizer]:
+        """A context in which the optimizer has whole parameters and what it remembers of them."""
+        return nullcontext(self.optimizer) if self.undivided is None else self.undivided()
 
 
 class LoopUpdate(Protocol):
@@ -203,6 +209,13 @@ class Exchange(LoopUpdate, Protocol):
 
     def must_meet(self, step: int) -> bool:
         """Whether all workers must meet when `step` steps are done."""
+
+    @property
+    def independent(self) -> Collective:
+        """The workers that train at their own pace, for asynchronous strategies: they meet."""
+
+    def decide(self, decision: Callable[[], int]) -> int:
+        """What `decision` returns, on all workers that train as one: one of them, which is independent, calls it."""
 
     def shared(self) -> AbstractContextManager[None]:
         """A context in which every replica holds the shared model: what is evaluated and saved."""
@@ -330,6 +343,14 @@ class LocalExchange(WholeUpdate, NoPrivateState, HierarchyLevel):
     def must_meet(self, step: int) -> bool:
         del step
         return False
+
+    @property
+    def independent(self) -> Collective:
+        return self.replica.collective
+
+    def decide(self, decision: Callable[[], int]) -> int:
+        """This worker trains at its own pace: it decides for itself."""
+        return decision()
 
     @contextmanager
     def shared(self) -> Iterator[None]:

@@ -54,10 +54,10 @@ class ServerExchange(LocalExchange):
             )
         self._rule: Literal["apply", "collect", "elastic"] = rule
         self._rate = rate
-        self._server_optimizer: torch.optim.Optimizer = (
+        self._server_optimizer: torch.optim.Optimizer | None = (
             getattr(torch.optim, optimizer.name)(replica.gradients.parameters, **optimizer.options)
             if optimizer is not None
-            else replica.optimizer
+            else None
         )
         self._has_begun = False
         self._saved: dict[str, Any] | None = None
@@ -84,16 +84,17 @@ class ServerExchange(LocalExchange):
         self._has_begun = True
         keeps = self._saved is not None and self._saved["servers"] == _KEPT
         sparse = {id(m.weight) for m in embeddings(self.replica.model) if m.sparse}
-        self.servers.begin(
-            self.flat.parameters,
-            self._server_optimizer,
-            rule=self._rule,
-            rate=self._rate,
-            clock=self.replica.step,
-            sparse=[id(p) in sparse for p in self.flat.parameters],
-            state=self._saved["servers"] if self._saved is not None and not keeps else None,
-            mode="keep" if keeps else "start",
-        )
+        with self.replica.whole_optimizer() as own:
+            self.servers.begin(
+                self.flat.parameters,
+                self._server_optimizer or own,
+                rule=self._rule,
+                rate=self._rate,
+                clock=self.replica.step,
+                sparse=[id(p) in sparse for p in self.flat.parameters],
+                state=self._saved["servers"] if self._saved is not None and not keeps else None,
+                mode="keep" if keeps else "start",
+            )
         if keeps:
             self.flat.write(self.pull())
         if self._saved is not None:

@@ -89,3 +89,13 @@ class Meeting:
         self._number += 1
         self._goal = max(at for at, _, _ in reports)
         self._agreed = Agreement(any(stop for _, stop, _ in reports), any(save for _, _, save in reports))
+
+
+def coded(agreed: Agreement | None) -> int:
+    """The result of `after_step` as a number, for workers that do what another one has agreed to."""
+    return 0 if agreed is None else 1 + agreed.stop + 2 * agreed.save
+
+
+def decoded(number: int) -> Agreement | None:
+    """What `coded` made a number of."""
+    return Agreement(bool(number - 1 & 1), bool(number - 1 & 2)) if number else None

@@ -232,7 +232,7 @@ class Session:
         """The connection to the parameter servers, which all strategies of a run share."""
         assert self.link is not None, "a script under plain python has a plan without servers"
         if self._servers is None:
-            self._servers = open_servers(self.plan, self.link, self.view, self.rank)
+            self._servers = open_servers(self.plan, self.link, self.view, self.place)
             self.until_view_ends.callback(self._close_servers)
         return self._servers
 
@@ -257,7 +257,7 @@ class Session:
     def close(self) -> None:
         """Leave the run at its end."""
         self._is_leaving = True
-        if self.plan.servers:
+        if self.plan.servers and self.place.is_leader:
             self.open_servers()  # even if the strategy never did: a server ends when every worker has said goodbye
         self.until_view_ends.close()
 

@@ -14,6 +14,7 @@ from syncline.comms.segment import Segment
 from syncline.comms.shared_memory import SharedMemory
 from syncline.compute.device import device_here
 from syncline.errors import PeerFailed
+from syncline.layouts.grid import WorkerPlace
 from syncline.planning.plan import Plan
 from syncline.workers.link import Link
 
@@ -66,16 +67,18 @@ def open_process_group(plan: Plan, link: Link, view: int, rank: int) -> Collecti
     )
 
 
-def open_servers(plan: Plan, link: Link, view: int, rank: int) -> ParameterServers:
+def open_servers(plan: Plan, link: Link, view: int, place: WorkerPlace) -> ParameterServers:
+    """For the servers a replica is one worker; its other workers may only ask which steps were applied."""
     from syncline.comms.parameter_server.client import ParameterServers
 
     addresses = link.request_servers(view)
     return ParameterServers(
         addresses,
         bytes.fromhex(link.welcome.secret),
-        rank=rank,
-        size=plan.size,
+        rank=place.replica if place.is_leader else 0,
+        size=place.grid.replicas,
         view=view,
+        only_asks=not place.is_leader,
         timeout_s=plan.exchange_timeout_s,
         share_memory=all(a.rpartition(":")[0].strip("[]") == link.host for a in addresses),
         should_stop=lambda: link.is_outdated(view),

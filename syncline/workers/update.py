@@ -18,7 +18,7 @@ from syncline.errors import ConfigError
 from syncline.strategies.exchange import Exchange, Replica
 from syncline.telemetry.recorder import Recorder
 from syncline.workers.agreement import is_unanimous
-from syncline.workers.meeting import Meeting, Requests
+from syncline.workers.meeting import Agreement, Meeting, Requests, coded, decoded
 
 PIGGYBACKED_COUNT = 7
 """The number of piggybacked values: loss, fraction correct, one, mark, its square, request to stop, request to save."""
@@ -51,7 +51,7 @@ class Updater:
     ) -> None:
         self._replica, self._exchange, self._recorder = replica, exchange, recorder
         self._requests, self._clip_norm = requests, clip_norm
-        self._meeting = Meeting(replica.collective, requests)
+        self._meeting = Meeting(exchange.independent, requests)
         piggybacked = replica.gradients.piggybacked
         # On a CPU, NumPy reads and writes a few numbers ten times faster than torch.
         self._piggybacked_in_numpy = piggybacked.numpy() if piggybacked.device.type == "cpu" else None
@@ -131,7 +131,7 @@ class Updater:
             stop = save = 0.0  # all workers stop and save together
         if is_asynchronous:
             must = is_together or self._exchange.must_meet(step)
-            agreed = self._meeting.after_step(step, must=must, may_continue=self._exchange.may_continue)
+            agreed = self._meet(step, must=must, may_continue=self._exchange.may_continue)
             stop, save = (agreed.stop, agreed.save) if agreed else (0.0, 0.0)
         self._recorder.mark("exchange")
         self._recorder.waits = False
@@ -147,7 +147,7 @@ class Updater:
         """Meet the other workers outside of a step: this worker's loop has ended after `step` steps."""
         if not self._exchange.is_asynchronous:
             return
-        if self._meeting.after_step(step, must=True, may_continue=lambda _: True) is None:
+        if self._meet(step, must=True, may_continue=lambda _: True) is None:
             raise ConfigError(
                 f"This worker's loop ended after {step} steps, but another worker's loop took more. With an "
                 "asynchronous strategy all loops must take the same number of steps: end them after whole epochs, or "
@@ -155,6 +155,14 @@ class Updater:
                 code="unequal-loops",
                 step=step,
             )
+
+    def _meet(self, step: int, *, must: bool, may_continue: Callable[[float], bool]) -> Agreement | None:
+        """Workers that train as one meet as one: one of them does, and the others do what it has agreed to."""
+
+        def decision() -> int:
+            return coded(self._meeting.after_step(step, must=must, may_continue=may_continue))
+
+        return decoded(self._exchange.decide(decision))
 
     def _read_piggybacked(self) -> list[float]:
         numbers = self._piggybacked_in_numpy

@@ -16,7 +16,7 @@ from torch import nn
 import syncline
 from syncline.data.audit import audit_file
 from syncline.errors import ConfigError
-from syncline.telemetry.events import Recovered, WorkerFailure
+from syncline.telemetry.events import ExchangeStats, Recovered, WorkerFailure
 from syncline.telemetry.run_dir import RunDir
 
 LAYOUTS = ["pipeline(2)", "sharded(2)", "tensor(2)"]
@@ -95,6 +95,7 @@ def events(result: syncline.Result, kind: type) -> list[Any]:
         ("bmuf(steps=4)", {"clip_norm": 0.05}),
         ("iterative-reduce(steps=3)", {}),
         ("gossip", {}),
+        ("server-sync", {"clip_norm": 0.05}),
     ],
 )
 def test_two_spread_replicas_train_as_two_workers_do(tmp_path, strategy, changes):
@@ -119,7 +120,8 @@ def test_an_encoded_average_is_within_its_rounding_of_that_of_two_workers(tmp_pa
 
 
 @pytest.mark.parametrize(
-    ("layout", "strategy"), [("pipeline(2, micro_batches=1)", "sparknet(tau=4)"), ("sharded(2)", "gossip")]
+    ("layout", "strategy"),
+    [("pipeline(2, micro_batches=1)", "sparknet(tau=4)"), ("sharded(2)", "gossip"), ("tensor(2)", "ssp")],
 )
 @pytest.mark.parametrize("policy", ["replace-only", "shrink"])
 def test_any_worker_of_a_replica_may_be_killed(tmp_path, layout, strategy, policy):
@@ -159,9 +161,28 @@ def test_a_checkpoint_between_replicas_is_resumed_with_and_without_a_layout(tmp_
         assert_audited(result)
 
 
+def test_what_servers_hold_is_resumed_by_other_replicas(tmp_path):
+    pair = train(tmp_path / "pair", workers=2, layout="replicated", strategy="server-sync(shards=2)")
+    first = train(tmp_path / "spread", strategy="server-sync(shards=2)", max_steps=8)
+    result = syncline.resume(first.run_dir, layout="sharded(2)", max_steps=None, quiet=True)
+    assert relative_difference(final_state(pair.run_dir)["model"], final_state(result.run_dir)["model"]) < 1e-5
+    assert_audited(result)
+
+
+def test_a_replica_is_within_the_bound_of_the_slowest_as_a_whole(tmp_path):
+    result = train(tmp_path / "ssp", layout="sharded(2)", strategy="ssp(bound=2)", epochs=6)
+    staleness = [step for e in events(result, ExchangeStats) for step in e.staleness]
+    assert staleness, "replicas push at their own pace"
+    assert max(staleness) <= 2 * 2 + 1, "each of two replicas has pushed at most so often between two reads"
+    assert result.metrics["test/accuracy"] > 0.6
+    assert_audited(result)
+
+
 @pytest.mark.parametrize(
     ("strategy", "layout", "reason"),
     [
+        ("downpour", "pipeline(2)", "strategy"),
+        ("easgd", "sharded(2)", "strategy"),
         ("hogwild", "pipeline(2)", "strategy"),
         ("ltfb", "sharded(2)", "strategy"),
         ("h2o", "sharded(2)", "strategy"),

@@ -35,8 +35,8 @@ class Connector:
     opened: list[Channel] = field(default_factory=list)
     """All channels so far, closed ones included."""
 
-    def connect(self, index: int, *, is_prefetch: bool = False) -> Channel:
-        """A new channel to shard `index`."""
+    def connect(self, index: int, *, is_member: bool = True) -> Channel:
+        """A new channel to shard `index`; if it is not that of a member, its end says nothing about a worker."""
         connection = ClientConnection(
             self.addresses[index],
             self.secret,
@@ -46,7 +46,7 @@ class Connector:
             should_stop=self.should_stop,
         )
         try:
-            connection.send(m.Connect(self.rank, self.size, self.session, is_prefetch, self.view))
+            connection.send(m.Connect(self.rank, self.size, self.session, not is_member, self.view))
         except BaseException:
             connection.close()
             raise

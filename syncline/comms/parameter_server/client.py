@@ -71,17 +71,19 @@ class ParameterServers:
         timeout_s: float = 300.0,
         share_memory: bool = True,
         should_stop: Callable[[], bool] = lambda: False,
+        only_asks: bool = False,
     ) -> None:
         """Connect to the shards, given in order. `share_memory=False` sends everything through sockets.
 
-        `view` grows with each change of membership: the servers then drop the workers of earlier views.
+        `view` grows with each change of membership: the servers then drop the workers of earlier views. With
+        `only_asks` this process is none of the workers: it may call `applied_steps`, and its end goes unnoticed.
         """
         if not addresses:
             raise ConfigError("There is no parameter server to connect to: the list of addresses is empty.")
         self.rank, self.size = rank, size
         self.ranges = []
         self.clock = self.cache_clock = 0
-        self._share_memory, self._should_stop = share_memory, should_stop
+        self._share_memory, self._should_stop, self._only_asks = share_memory, should_stop, only_asks
         self._chunks: list[list[ParameterChunk]] = []
         self._hyperparameters: HyperparameterChanges | None = None
         self._staleness = _PushStaleness()
@@ -99,7 +101,7 @@ class ParameterServers:
         self._channels: list[Channel] = []
         try:
             for index in range(len(addresses)):
-                self._channels.append(self._connector.connect(index))
+                self._channels.append(self._connector.connect(index, is_member=not only_asks))
         except BaseException:
             self.close(goodbye=False)
             raise
@@ -207,7 +209,7 @@ class ParameterServers:
         self._prefetcher = None
         channels, self._channels = self._channels, []
         try:
-            if goodbye:
+            if goodbye and not self._only_asks:
                 for channel in channels:
                     channel.connection.timeout_s = min(channel.connection.timeout_s, _GOODBYE_S)
                     channel.await_pushes()
@@ -323,7 +325,7 @@ class ParameterServers:
         """
         if self._prefetcher is None:
             numels = [high - low for low, high in self.ranges]
-            channels = [self._connector.connect(index, is_prefetch=True) for index in range(len(numels))]
+            channels = [self._connector.connect(index, is_member=False) for index in range(len(numels))]
             if self._share_memory:
                 for channel, numel in zip(channels, numels, strict=True):
                     channel.offer_buffer(4 * numel)

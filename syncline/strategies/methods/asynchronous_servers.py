@@ -64,6 +64,11 @@ class AsynchronousServers(AnswersMethod):
         return self.whom.shards
 
     @property
+    def fits_between_replicas(self) -> bool:  # type: ignore[override]  # others know it of all their answers
+        """Between fetches of different parameters, and in steps of its own, a worker has what no server knows."""
+        return type(self.when) is Stale or self.when == Async(1, 1)
+
+    @property
     def recovery(self) -> Recovery:
         """Servers that apply layers at different rates have more steps of some layers than of others."""
         return "saved" if self.when.is_by_layer else "merge"

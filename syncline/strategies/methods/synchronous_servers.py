@@ -42,7 +42,7 @@ class SynchronousServers(AnswersMethod):
         "how": "PowerSGD needs two sums over all workers, the second of which follows from the first; a server gets "
         "one message.",
     }
-    is_lock_step = True
+    is_lock_step = fits_between_replicas = True
     recovery: ClassVar[Recovery] = "merge"
 
     @classmethod
