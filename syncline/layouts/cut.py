@@ -23,6 +23,10 @@ from dataclasses import dataclass, field
 from syncline.compute.partition import split
 from syncline.errors import ConfigError, UnknownName, plural
 
+_AS_FAST = 1.02
+"""Steps that differ by less than this factor count as equally long: measured times vary more."""
+_FEW = 16
+
 
 @dataclass(frozen=True, kw_only=True)
 class UnitCost:
@@ -147,6 +151,9 @@ def best_cut(
 ) -> StageCut:
     """The cut with the shortest predicted step.
 
+    With one micro-batch, the stages work one after another, and all cuts take about equally long: then it is the one
+    whose largest stage needs the least memory.
+
     `speeds` are those of the workers, stage by stage. `memory_limit` is in bytes per worker. `optimizer_state` is the
     size of the optimizer's state relative to the parameters: 2 for Adam, 1 for momentum.
     """
@@ -157,7 +164,11 @@ def best_cut(
     exact = _search(predicted, limit, rough[0] * (1 + 1e-12) if rough else math.inf)
     if exact is None:
         raise _too_large(predicted, limit)
-    return predicted.cut(exact[1])
+    fastest = predicted.cut(exact[1])
+    if micro_batches > 1:
+        return fastest
+    smallest = predicted.cut(_smallest(predicted, exact[0] * _AS_FAST) or exact[1])
+    return min(fastest, smallest, key=lambda cut: max(cut.memory_bytes))
 
 
 def cut_evenly(
@@ -360,6 +371,38 @@ def _kept(paths: list[_Path], width: int | None, batches: int, least: float) -> 
         if not kept or path[1] < kept[-1][1]:
             kept.append(path)
     return sorted(kept, key=lambda path: (batches - 1) * max(path[0], least) + path[1])[:width]
+
+
+def _smallest(predicted: _Prediction, bound: float) -> tuple[int, ...] | None:
+    """The edges whose largest stage needs the least memory, of those with a sum of times within the bound.
+
+    As in `_search`, with the largest stage in place of the slowest; a few paths are kept to each unit.
+    """
+    count = len(predicted.costs)
+    paths: dict[int, list[_Path]] = {0: [(0.0, 0.0, (0,))]}
+    for stage in range(predicted.stages):
+        latest = count - (predicted.stages - stage - 1)
+        reached: dict[int, list[_Path]] = {}
+        for low, before in paths.items():
+            for high, memory in zip(range(low + 1, latest + 1), predicted.memories(stage, low, latest), strict=True):
+                if latest == count and high < count:
+                    continue
+                seconds, (_, rest) = predicted.time(stage, low, high), predicted.least(stage + 1, high)
+                for largest, total, edges in before:
+                    if total + seconds + rest <= bound:
+                        found = (max(largest, memory), total + seconds, (*edges, high))
+                        reached.setdefault(high, []).append(found)
+        paths = {high: _undominated(found)[:_FEW] for high, found in reached.items()}
+    return min(paths[count])[2] if paths.get(count) else None
+
+
+def _undominated(paths: Sequence[_Path]) -> list[_Path]:
+    """Those that no other undercuts in both figures, in the order of the first."""
+    kept: list[_Path] = []
+    for path in sorted(paths):
+        if not kept or path[1] < kept[-1][1]:
+            kept.append(path)
+    return kept
 
 
 def _too_large(predicted: _Prediction, limit: float) -> ConfigError:

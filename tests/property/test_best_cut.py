@@ -57,11 +57,22 @@ def all_cuts(costs, stages, settings):
             yield cut_evenly(costs, 1, **settings)
 
 
+def assert_fastest(found, every):
+    """With one micro-batch, it is the smallest of those that are as fast as can be measured."""
+    fastest = min(cut.step_s for cut in every)
+    if found.micro_batches > 1:
+        assert found.step_s == pytest.approx(fastest, rel=1e-9)
+        return
+    assert found.step_s <= fastest * 1.02 * (1 + 1e-9)
+    as_fast = [cut for cut in every if cut.step_s <= fastest * 1.02 * (1 - 1e-9)]
+    assert max(found.memory_bytes) <= min(max(cut.memory_bytes) for cut in as_fast)
+
+
 @given(problems())
 def test_no_other_cut_is_faster(problem):
     costs, stages, settings = problem
     found = best_cut(costs, stages, **settings)
-    assert found.step_s == pytest.approx(min(cut.step_s for cut in all_cuts(costs, stages, settings)), rel=1e-9)
+    assert_fastest(found, list(all_cuts(costs, stages, settings)))
     assert [low for low, _ in found.stages] == [0, *found.boundaries]
     assert found.edges[-1] == len(costs)
     assert all(low < high for low, high in found.stages)
@@ -76,7 +87,7 @@ def test_within_a_limit_of_memory_no_other_cut_is_faster(problem, part):
     found = best_cut(costs, stages, memory_limit=limit, **settings)
     fitting = [cut for cut in every if max(cut.memory_bytes) <= limit]
     assert max(found.memory_bytes) <= limit
-    assert found.step_s == pytest.approx(min(cut.step_s for cut in fitting), rel=1e-9)
+    assert_fastest(found, fitting)
     with pytest.raises(ConfigError) as refused:
         best_cut(costs, stages, memory_limit=needs[0] - 1, **settings)
     assert refused.value.facts["reason"] == "memory"
