@@ -55,6 +55,17 @@ def test_six_kills_over_three_strategies_cost_no_run_no_sample_and_no_hang(tmp_p
         assert all(r["recovered_s"] < 30 for r in run["recoveries"] if r["result"] == "recovered")
 
 
+def test_kills_of_stages_and_shards_cost_no_run_no_sample_and_no_hang(tmp_path):
+    score = chaos(
+        tmp_path, "--workers", "4", "--layout", "pipeline(2) x sharded(2)", "--epochs", "25", "--kills", "4",
+        "--every", "60 steps", "--references", "0",
+    )  # fmt: skip
+    total = score["total"]
+    assert (total["injections"], total["hangs"], total["lost"], total["repeated"]) == (4, 0, 0, 0)
+    assert total["finished"] == total["runs"]
+    assert all(run["metrics"]["test/accuracy"] > 0.9 for run in score["runs"])
+
+
 def test_scripted_faults_happen_once_each_and_the_metric_is_that_of_the_reference_run(tmp_path):
     score = chaos(
         tmp_path, "--epochs", "20", "--checkpoint-every-steps", "30",
