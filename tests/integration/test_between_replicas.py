@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import os
 import signal
+import time
+from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -14,9 +16,10 @@ from real_runs import syncline as command
 from torch import nn
 
 import syncline
+from syncline.coordinator.requests import Request, is_live, send_request
 from syncline.data.audit import audit_file
 from syncline.errors import ConfigError
-from syncline.telemetry.events import ExchangeStats, Recovered, WorkerFailure
+from syncline.telemetry.events import ExchangeStats, Progress, Recovered, WorkerFailure
 from syncline.telemetry.run_dir import RunDir
 
 LAYOUTS = ["pipeline(2)", "sharded(2)", "tensor(2)"]
@@ -51,6 +54,18 @@ class KillingLoss:
                     pass
                 else:
                     os.kill(pid_of(victim), signal.SIGKILL)
+        return nn.functional.cross_entropy(output, target)
+
+
+class SlowLoss:
+    """Takes its time until there is a file of this name."""
+
+    def __init__(self, until: Path) -> None:
+        self.until = str(until)
+
+    def __call__(self, output: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
+        if torch.is_grad_enabled() and not os.path.exists(self.until):
+            time.sleep(0.05)
         return nn.functional.cross_entropy(output, target)
 
 
@@ -144,6 +159,33 @@ def test_a_worker_that_is_killed_in_its_update_leaves_nothing_half_written(tmp_p
     )  # fmt: skip
     assert len(events(result, WorkerFailure)) == 1
     assert all(torch.isfinite(value).all() for value in final_state(result.run_dir)["model"].values())
+    assert_audited(result)
+
+
+@pytest.mark.parametrize(("layout", "strategy"), [("pipeline(2)", "allreduce"), ("sharded(2)", "ssp")])
+def test_replicas_can_be_added_and_removed_under_way(tmp_path, layout, strategy):
+    enough, run_dir = tmp_path / "enough", RunDir(tmp_path / "elastic")
+
+    def wait_for(run: Future[syncline.Result], members: int) -> None:
+        while not any(isinstance(e, Recovered) and len(e.members) == members for e in run_dir.read_events()):
+            assert not run.done(), run.result()
+            time.sleep(0.05)
+
+    with ThreadPoolExecutor(1) as threads:
+        run = threads.submit(
+            train, tmp_path, layout=layout, strategy=strategy, loss=SlowLoss(enough), epochs=60, name="elastic"
+        )
+        try:
+            while not (is_live(run_dir.path) and any(isinstance(e, Progress) for e in run_dir.read_events())):
+                assert not run.done(), run.result()
+                time.sleep(0.05)
+            for request, members in ((Request(add=2), 6), (Request(remove=3), 3)):  # the last one has no replica
+                send_request(run_dir.path, request)
+                wait_for(run, members)
+        finally:
+            enough.touch()
+        result = run.result(timeout=50)
+    assert all(e.repeated_steps == 0 for e in events(result, Recovered)), "no worker went back to a checkpoint"
     assert_audited(result)
 
 
