@@ -3,6 +3,7 @@
 from syncline.advisor import plan as plan
 from syncline.beliefs import Beliefs as Beliefs
 from syncline.beliefs import Destin as Destin
+from syncline.blocks.schedule import Blocks as Blocks
 from syncline.compute.outer import average as average
 from syncline.compute.outer import block_momentum as block_momentum
 from syncline.compute.outer import elastic as elastic
@@ -20,6 +21,8 @@ from syncline.errors import NonFiniteLoss as NonFiniteLoss
 from syncline.errors import SynclineError as SynclineError
 from syncline.errors import UnknownName as UnknownName
 from syncline.errors import WorkerFailed as WorkerFailed
+from syncline.fitting import Fitted as Fitted
+from syncline.fitting import fit as fit
 from syncline.graphs.graph import Graph as Graph
 from syncline.graphs.program import VertexProgram as VertexProgram
 from syncline.graphs.program import vertex_program as vertex_program

@@ -16,7 +16,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import closing, contextmanager, nullcontext, suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from syncline import boundary, task_file
 from syncline.config.owned_files import temporary_name
@@ -60,7 +60,10 @@ from syncline.telemetry.events import (
 )
 from syncline.telemetry.run_dir import EventLog, RunDir
 
-__all__ = ["explain_task", "resume", "run_script", "run_task", "train"]
+if TYPE_CHECKING:
+    from syncline.blocks.fit_task import BlockFit
+
+__all__ = ["explain_task", "resume", "run_block_fit", "run_script", "run_task", "train"]
 
 _LARGEST_KEPT_PAYLOAD_BYTES = 256 * 1024 * 1024
 
@@ -239,6 +242,14 @@ def run_script(script: Script, config: RunConfig, view: Observer) -> Result:
         return _run(_RunRequest(facts, config, script, engine, view))
 
 
+def run_block_fit(fit: BlockFit, config: RunConfig, view: Observer) -> Result:
+    """Fit by blocks of parameters on several workers."""
+    boundary.check_surroundings()
+    engine = engine_for(config.engine)
+    with closing(view), closing(engine):
+        return _run(_RunRequest(TaskFacts(**fit.run_facts()), config, fit, engine, view))
+
+
 @boundary.guarding()
 def resume(run_dir: str | Path, view: Observer | None = None, *, quiet: bool = False, **changes: Any) -> Result:
     """Resume an interrupted run from the exact sample; `changes` are settings to change, such as workers or epochs."""
@@ -266,7 +277,7 @@ def resume(run_dir: str | Path, view: Observer | None = None, *, quiet: bool = F
     with closing(view), closing(engine), own_files():
         what = task_file.read_saved(found.task_file)
         # The data of a task may have changed since: count it again. A script's workers do so themselves.
-        facts = what.facts() if isinstance(what, Task) else _script_facts(what)
+        facts = _facts_of(what)
         facts = dataclasses.replace(facts, recommended_epochs=old.epochs, recommended_batch=old.batch)
         return _run(_RunRequest(facts, config, what, engine, view, notes))
 
@@ -283,6 +294,12 @@ def _settle_again(found: RunDir, config: RunConfig, old: Plan) -> tuple[RunConfi
     return _settle(what, facts, config)
 
 
+def _facts_of(what: Task | Script | BlockFit) -> TaskFacts:
+    if isinstance(what, Task):
+        return what.facts()
+    return _script_facts(what) if isinstance(what, Script) else TaskFacts(**what.run_facts())
+
+
 def _script_facts(script: Script) -> TaskFacts:
     return TaskFacts(kind="own-loop", model=Path(script.path).stem, data="own", fingerprint=script.path)
 
@@ -293,7 +310,7 @@ class _RunRequest:
 
     facts: TaskFacts
     config: RunConfig
-    what: Task | Script
+    what: Task | Script | BlockFit
     engine: Engine
     view: Observer
     notes: tuple[str, ...] = ()
@@ -446,7 +463,7 @@ def _conclude(
     plan: Plan,
     emit: _Emitter,
     started: float,
-    what: Task | Script,
+    what: Task | Script | BlockFit,
 ) -> Result:
     if outcome == "failed":
         error = explain_failure(
@@ -522,7 +539,7 @@ def _summary_of(final: dict[str, Any], plan: Plan, run_dir: RunDir, started: flo
 
 
 @contextmanager
-def _written_task(run_dir: RunDir, what: Task | Script) -> Iterator[Path]:
+def _written_task(run_dir: RunDir, what: Task | Script | BlockFit) -> Iterator[Path]:
     """The task as a file for the workers; saved with the run unless it is very large."""
     temporary = temporary_name(run_dir.task_file)
     try:
@@ -537,7 +554,9 @@ def _written_task(run_dir: RunDir, what: Task | Script) -> Iterator[Path]:
             temporary.unlink()
 
 
-def _load_model(what: Task | Script, run_dir: RunDir) -> Any:
+def _load_model(what: Task | Script | BlockFit, run_dir: RunDir) -> Any:
+    if not isinstance(what, Task | Script):
+        raise ConfigError("A fit has no network: its arrays are in result.npz.", code="no-network")
     from syncline.workers.entry import load_trained_model
 
     return load_trained_model(what, run_dir)

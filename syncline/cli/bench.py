@@ -17,7 +17,7 @@ SUITES_HELP = (
     "gloo), stragglers (cost of slow workers), recovery (cost of a killed worker), torchrun (an unchanged DDP script "
     "under syncline run), own-loop (a script of your own against DDP), layouts (against FSDP2 and torch's 1F1B), "
     "tolerance (cost of fault tolerance without a failure), allreduce (gradient sum against gloo). Only if named: "
-    "graphs (PageRank against an iteration by hand), "
+    "graphs (PageRank against an iteration by hand), blocks (Lasso against scikit-learn), "
     "serve (the server against ONNX Runtime alone), serve-load (the server in overload and beside slow clients), "
     "engines (cost per step of Ray and Spark), memory (peak memory by batch size), saving (cost of large checkpoints), "
     "peers (throughput of other frameworks)."
@@ -29,7 +29,7 @@ def bench(
         list[str] | None,
         typer.Argument(
             metavar="SUITE",
-            help="Suites to run. Default: all but graphs, serve, serve-load, engines, memory, saving and peers.",
+            help="Suites to run. Default: all but graphs, blocks, serve, serve-load, engines, memory, saving, peers.",
         ),
     ] = None,
     repeats: Annotated[

@@ -16,6 +16,7 @@ from syncline.cli import bench, chaos, cluster, data, graph, train
 from syncline.cli.audit import audit
 from syncline.cli.doctor import doctor
 from syncline.cli.export import export
+from syncline.cli.fit import MODELS_HELP, fit
 from syncline.cli.list import list_names
 from syncline.cli.models import models
 from syncline.cli.output import exit_code_of, flush_output, open_standard_streams, print_error
@@ -55,6 +56,7 @@ app.command("resume", rich_help_panel=_TRAIN)(train.resume)
 app.command("explain", rich_help_panel=_TRAIN)(train.explain)
 app.command("plan", rich_help_panel=_TRAIN)(plan)
 app.command("simulate", rich_help_panel=_TRAIN)(simulate)
+app.command("fit", rich_help_panel=_TRAIN, epilog=MODELS_HELP)(fit)
 _RUNS = "Runs"
 app.command("report", rich_help_panel=_RUNS)(report)
 app.command("watch", rich_help_panel=_RUNS)(watch)

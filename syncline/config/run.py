@@ -18,6 +18,12 @@ from syncline.errors import ConfigError, ConfigFileError, check_options
 
 __all__ = ["RunConfig", "describe"]
 
+FOR_FITS = (
+    "workers", "seed", "threads", "collective", "shared_memory_limit_mb", "on_worker_failure", "max_failures",
+    "exchange_timeout_s", "checkpoint_every_s", "checkpoint_every_steps", "keep_checkpoints", "out", "name", "shared",
+    "resume", "wait",
+)  # fmt: skip
+"""The settings that mean something for `syncline fit`."""
 _MOST = 2**31 - 1
 _LIMITS = {
     "workers": (1, 1024),

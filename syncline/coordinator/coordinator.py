@@ -116,7 +116,7 @@ class Coordinator:
             max_failures=plan.max_failures,
         )
         self.supervision = Supervision(self.membership)
-        self.supervision.heartbeats.is_script = plan.kind == "own-loop"
+        self.supervision.heartbeats.is_script = plan.kind != "train"  # rounds may take any time
         self._stragglers = StragglerDetector()
         self.last_step = self._epoch = 0
         self.stopped_by: str | None = None

@@ -110,7 +110,7 @@ def _resumed(config: RunConfig, plan: Plan, run_dir: RunDir, lock: DriverLock) -
 
 def _check_data(old: Plan, plan: Plan) -> None:
     """`ConfigError` if a run is resumed with other data, unless the user allows that. A script's workers check it."""
-    if plan.kind == "own-loop" or plan.data_changed == "ok":
+    if plan.kind != "train" or plan.data_changed == "ok":
         return
     before, now = old.train_samples + old.held_out, plan.train_samples + plan.held_out
     if (before, old.data_fingerprint) != (now, plan.data_fingerprint):

@@ -121,6 +121,8 @@ def _advice_on_exit(cause: Exit, plan: Plan, diagnosis: ExitDiagnosis) -> list[s
 
 
 def _less_memory(plan: Plan) -> str:
+    if plan.kind == "fit":
+        return "There is not enough memory. Use fewer --workers, or less data."
     if plan.kind == "own-loop":
         return "There is not enough memory. Use smaller batches, fewer --workers or a smaller model."
     return (

@@ -57,13 +57,13 @@ class PlanFacts:
 
     @property
     def is_own_loop(self) -> bool:
-        """Whether the user's script defines epochs and ends the run."""
-        return self.kind == "own-loop"
+        """Whether a script, or a fit, defines what a step is and ends the run."""
+        return self.kind in ("own-loop", "fit")
 
     @property
     def title(self) -> str:
         """`lenet on mnist`, or the name of the script."""
-        return self.model if self.is_own_loop or self.model == self.data else f"{self.model} on {self.data}"
+        return self.model if self.kind == "own-loop" or self.model == self.data else f"{self.model} on {self.data}"
 
 
 def _count(plan: dict[str, Any], name: str) -> int:

@@ -152,7 +152,8 @@ class RunState:
     def title(self) -> list[str]:
         """The parts of a header: model and data, number of workers, strategy."""
         workers = self.plan.workers or len(self.workers)
-        parts = [self.plan.title, count(workers, "worker") if workers else "", self.plan.strategy, self.plan.layout]
+        strategy = self.plan.strategy if self.plan.kind != "fit" else ""
+        parts = [self.plan.title, count(workers, "worker") if workers else "", strategy, self.plan.layout]
         if self.resumed_from_step is not None:
             parts.append(f"resumed at step {self.resumed_from_step:,}")
         return [part for part in parts if part]

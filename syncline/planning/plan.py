@@ -30,7 +30,7 @@ class WorkerPlan:
 class Plan:
     """Every decision about a run."""
 
-    kind: Literal["train", "own-loop"]
+    kind: Literal["train", "own-loop", "fit"]
     model: str
     data: str
     strategy: str
@@ -123,6 +123,8 @@ class Plan:
         lines = [f"{self.model} on {self.data}, {plural(self.size, 'worker')}, strategy {self.strategy}{layout}."]
         if self.kind == "own-loop":
             lines.append("The script's own loop decides the model, the data and the number of steps.")
+        elif self.kind == "fit":
+            lines.append("Rounds of blocks of parameters until the fit has converged.")
         else:
             lines.append(
                 f"{plural(self.epochs, 'epoch')} of {plural(self.train_samples, 'sample')}, batch size {self.batch}: "

@@ -32,7 +32,7 @@ _LARGEST = 2**63
 class TaskFacts:
     """What a plan needs to know about the task."""
 
-    kind: Literal["train", "own-loop"]
+    kind: Literal["train", "own-loop", "fit"]
     model: str
     data: str
     fingerprint: str

@@ -20,6 +20,7 @@ from typing import Any
 import torch
 
 from syncline import task_file
+from syncline.blocks.fit_task import BlockFit
 from syncline.checkpoint import store
 from syncline.checkpoint.schema import CheckpointState
 from syncline.comms.control import Finished, LaunchSpec, ServerReady, Welcome
@@ -33,6 +34,7 @@ from syncline.task import Script, Task
 from syncline.telemetry.run_dir import RunDir
 from syncline.telemetry.run_lock import lock_as_worker
 from syncline.workers import own_loop
+from syncline.workers.block_worker import run_fit
 from syncline.workers.build import build_model, build_sources, parameter_shapes
 from syncline.workers.failure import describe_failure
 from syncline.workers.job import Job
@@ -72,7 +74,7 @@ def run_worker(spec: LaunchSpec) -> int:
             return 0
         session = Session.connected(link)
         what = task_file.read(Path(link.files.task_path))
-        stopped_early, summary = _run_script(what, session) if isinstance(what, Script) else _run_task(what, session)
+        stopped_early, summary = _run(what, session)
         link.send(Finished(link.worker_id, stopped_early, summary, link.life))
         return 0
     except BaseException as error:
@@ -92,6 +94,12 @@ def run_worker(spec: LaunchSpec) -> int:
         link.close()
         if session is not None:
             session.after_report.close()
+
+
+def _run(what: Task | Script | BlockFit, session: Session) -> tuple[bool, dict[str, Any]]:
+    if isinstance(what, BlockFit):
+        return run_fit(what, session)
+    return _run_script(what, session) if isinstance(what, Script) else _run_task(what, session)
 
 
 def _adopt_driver_paths(welcome: Welcome, *, is_remote: bool) -> None:

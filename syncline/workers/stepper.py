@@ -42,6 +42,15 @@ AfterUpdate = Callable[[Share, Outcome, float | None], None]
 _NO_SAMPLES = np.empty(0, np.int64)
 
 
+def begin_round(session: Session, number: int) -> None:
+    """What begins a step, for a round of a fit by blocks, which has no samples, model or strategy."""
+    session.check_membership()
+    session.in_flight = (number, np.empty(0, np.int64))
+    hook = step_hook()
+    if hook is not None and session.run_dir is not None:
+        hook.at_step(session.worker_id, number, session.run_dir.path)
+
+
 class Stepper:
     """Takes one worker through the steps of a run, over all Views of which it is a member.
 

@@ -2,7 +2,7 @@
 
 Here: `library`, which is None if they are unavailable, `why_unavailable`, and `call`. Kernels are optional: without a
 compiler, torch computes everything. Not here: what the kernels compute (`convolve.py`, `max_pool.py`, `add_up.py`,
-`dropout.py`).
+`dropout.py`, `descent.py`, `factors.py`).
 
 They are compiled for the processor that they run on, which takes seconds, and stored in the user's cache under a name
 that depends on the source, the compiler's options and the processor. A stored library is code, so it is loaded only if
@@ -31,11 +31,13 @@ import torch
 from syncline.config.owned_files import cache_folder, check_cache, make_cache, open_owned, replace_file
 from syncline.errors import ConfigError
 
-Group = Literal["layers", "sums", "dropout"]
+Group = Literal["layers", "sums", "dropout", "descent", "factors"]
 _SOURCES: dict[Group, list[Path]] = {
     "layers": [Path(__file__).with_name(name) for name in ("convolve.cpp", "max_pool.cpp", "winograd.cpp")],
     "sums": [Path(__file__).with_name("add_up.cpp")],
     "dropout": [Path(__file__).with_name("dropout.cpp")],
+    "descent": [Path(__file__).with_name("descent.cpp")],
+    "factors": [Path(__file__).with_name("factors.cpp")],
 }
 """Compiled separately, because every exchange needs "sums" (0.1 s), and only tuned models need "layers" (seconds)."""
 _HEADERS = sorted(Path(__file__).parent.glob("*.h"))

@@ -40,6 +40,7 @@ SUITES = {
     "allreduce": Entry("allreduce", "all-reduce on one host, beside gloo and copying memory"),
     "servers": Entry("servers", "parameter servers: round trips and updates per second, beside gloo"),
     "graphs": Entry("graphs", "PageRank: CPU time beside scipy by hand, edges read by each schedule", True),
+    "blocks": Entry("blocks", "fitting by blocks: Lasso beside scikit-learn, rounds by change and at random", True),
     "serve": Entry("serve", "CPU time per request and rate of the server, beside ONNX Runtime and other servers", True),
     "serve-load": Entry("serve_load", "p99 of the server in overload and beside slow clients", True),
     "engines": Entry("engines", "overhead per step of Ray and Spark, beside local processes", True),

@@ -1,0 +1,1 @@
+"""Fitting by blocks of parameters: the scheduler, the loop and the apps. `syncline/fitting.py` has what users call."""
