@@ -101,11 +101,7 @@ def _between(points: Sequence[Point], ahead: int, accuracy: float) -> Range:
     log = [math.log(max(1e-9, 1 - value)) for value in (before.accuracy, accuracy, after.accuracy)]
     part = (log[1] - log[0]) / (log[2] - log[0]) if log[2] < log[0] else 1.0
     mid = before.samples + part * (after.samples - before.samples)
-    return Range(
-        min(mid, max(before.samples, mid * (1 - _SEEDS))) if ahead else mid * (1 - _SEEDS),
-        mid,
-        max(after.samples, mid * (1 + _SEEDS)),
-    )
+    return Range(mid * (1 - _SEEDS), mid, max(after.samples, mid * (1 + _SEEDS)))
 
 
 def _slope(errors: Sequence[tuple[float, float]]) -> float:
