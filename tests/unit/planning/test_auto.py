@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 
 import pytest
+from unit.planning.test_profile import made_plan
 
 from syncline.errors import ConfigError
 from syncline.planning.cost.auto import is_auto_strategy, pick, read_mode, samples_text
@@ -38,6 +39,13 @@ def test_a_strategy_that_trains_differently_must_be_worth_it_with_the_most_sampl
     unknown = dataclasses.replace(quick, samples=None)
     assert pick(plan(EXACT, unknown), exact_only=False).chosen == EXACT
     assert pick(plan(EXACT, quick), exact_only=True).chosen == EXACT
+
+
+def test_a_slow_network_changes_the_choice_but_not_that_among_exact_strategies():
+    here, slow = made_plan(1, "1gbit"), made_plan(4, "100mbit,1ms")
+    assert pick(here, exact_only=False).chosen.strategy == "allreduce"
+    assert pick(slow, exact_only=False).chosen.strategy == "sparknet(10)"
+    assert pick(slow, exact_only=True).chosen.strategy == "allreduce"
 
 
 def test_of_those_that_are_worth_it_the_shortest_expected_time_counts_not_the_step():
