@@ -29,16 +29,17 @@ def models(
     syncline train resnet18 --data cifar10 --workers 2
     """
     cards = [zoo.card(name) for name in zoo.names()]
+    networks = [zoo.card(name) for name in zoo.graph_names()]
     others = {package: package.names() for package in PACKAGES.values() if package.is_installed} if every else {}
     if json:
-        for card in cards:
+        for card in (*cards, *networks):
             typer.echo(json_format.dumps(_as_json(card)))
         for names in others.values():
             for name in names:
                 typer.echo(json_format.dumps({"name": name}))
         return
     width = min(max(shutil.get_terminal_size().columns, _NARROWEST), _WIDEST)
-    for line in (*_table(cards, width), *_elsewhere(others, width, asked=every)):
+    for line in (*_table(cards, width), *_of_graphs(networks, width), *_elsewhere(others, width, asked=every)):
         typer.echo(line)
 
 
@@ -71,6 +72,14 @@ def _table(cards: list[ModelCard], width: int) -> list[str]:
         description = f"{card.summary} {card.paper}."
         lines += _wrapped(description, width, "    ")
     return [*lines, "", f"{len(cards)} models. A run file for each: examples/runs."]
+
+
+def _of_graphs(cards: list[ModelCard], width: int) -> list[str]:
+    """Per graph network, a line with its name, then its description and paper."""
+    lines = ["", "For graphs, such as: syncline train gcn --data cora"]
+    for card in cards:
+        lines += [card.name, *_wrapped(f"{card.summary} {card.paper}.", width, "    ")]
+    return lines
 
 
 def _elsewhere(others: dict[Package, list[str]], width: int, *, asked: bool) -> list[str]:

@@ -52,6 +52,11 @@ def test_two_and_three_parts_give_one_workers_parameters(tmp_path):
     assert relative_difference(alone, state_of(fit(tmp_path, 3, partition="vertex-cut"))) < 1e-12
 
 
+def test_workers_that_share_no_memory_exchange_halos_through_torch(tmp_path):
+    alone, two = fit(tmp_path, 1, epochs=5), fit(tmp_path, 2, epochs=5, collective="process-group", halo="stale(0)")
+    assert relative_difference(state_of(alone), state_of(two)) < 1e-12
+
+
 def test_one_two_and_four_workers_draw_the_same_neighbors(tmp_path):
     alone, *others = (state_of(fit(tmp_path, n, "sage(neighbors=2, double=True)", batch=16)) for n in (1, 2, 4))
     assert max(relative_difference(alone, other) for other in others) < 1e-12
@@ -114,6 +119,9 @@ def test_the_trained_model_answers_for_any_node(tmp_path):
     graph = two_groups()
     answers = result.model(torch.arange(graph.size)).argmax(1).numpy()
     assert np.mean(answers == graph.nodes["y"]) > 0.8
+    with pytest.raises(ConfigError) as caught:
+        syncline.export(result.run_dir, tmp_path / "model.onnx")
+    assert caught.value.code == "graph-network"
 
 
 @pytest.mark.parametrize(

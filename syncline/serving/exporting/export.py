@@ -16,6 +16,7 @@ from typing import Literal, get_args
 
 from syncline import boundary
 from syncline.errors import ConfigError, ExportError
+from syncline.models.graph_networks.network import GraphNetwork
 from syncline.serving.exporting import bundle
 from syncline.serving.exporting.card import card_of, write_card
 from syncline.serving.exporting.graph import default_outputs, example_of, graph_of, metadata_for
@@ -91,6 +92,7 @@ def export(
         start = time.perf_counter()
         folder_of_data = Path(data_dir) if data_dir is not None else None
         model = trained_model(run, checkpoint=checkpoint, task=task, data_dir=folder_of_data)
+        _check_inputs(model, wanted)
         target.absolute().parent.mkdir(parents=True, exist_ok=True)
         # Beside the target, so that the last step is a rename on the same file system.
         folder = Path(tempfile.mkdtemp(prefix=".syncline-export-", dir=target.absolute().parent))
@@ -99,6 +101,17 @@ def export(
         finally:
             shutil.rmtree(folder, ignore_errors=True)
     return replace(done, seconds=time.perf_counter() - start)
+
+
+def _check_inputs(model: TrainedModel, wanted: _Wanted) -> None:
+    """Refuse a file that would have to contain a graph."""
+    if isinstance(model.module, GraphNetwork) and wanted.format != "safetensors":
+        raise ConfigError(
+            f"{model.name} is a graph network: it computes with the neighbors of a node, which a file of the format "
+            f"{wanted.format} does not have. Use result.model in Python, or export the weights with --format "
+            "safetensors.",
+            code="graph-network", model=model.name, format=wanted.format,
+        )  # fmt: skip
 
 
 def _format_of(format: Format | None, path: str | Path | None) -> Format:

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import copy
+import os
 from collections import Counter
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -12,6 +14,7 @@ import torch
 from graph_examples import two_groups
 from torch.nn import functional as F
 
+import syncline
 from syncline.comms.collective import Collective
 from syncline.comms.halo_exchange import HaloExchange
 from syncline.compute.dropout import Dropouts
@@ -24,6 +27,8 @@ from syncline.models.zoo import registry as zoo
 from syncline.testing.threads import run_on_threads
 
 DATA = node_data(two_groups())
+SHARED = Path(os.environ.get("SYNCLINE_DATA") or Path(__file__).parents[3].parent / "shared" / "data")
+needs_shared = pytest.mark.skipif(not (SHARED / "cora").is_dir(), reason="the real graphs are not on this machine")
 SPARSE = copy.copy(DATA)
 SPARSE.features = scipy.sparse.csr_matrix(np.where(DATA.features > 0.8, DATA.features, 0))
 PARTITIONERS = [name for name in METHODS if name != "metis"]
@@ -197,6 +202,45 @@ def test_with_as_many_drawn_as_there_are_the_result_is_that_of_all():
     few, every = network("sage", neighbors=60, dropout=0.0), network("sage", dropout=0.0)
     nodes = torch.tensor([3, 50, 3, 9])
     torch.testing.assert_close(few(nodes), every(nodes))
+
+
+def trained(data, name, epochs, batch, lr, decay, **options):
+    """The test accuracy after some epochs of training without Syncline's loop."""
+    torch.manual_seed(0)
+    model = zoo.build(name, (data.features.shape[1],), data.classes, **options)
+    model.bind(data)
+    labels, test = torch.from_numpy(data.labels), torch.from_numpy(data.test)
+    optimizer = torch.optim.Adam(model.parameters(), lr=lr, weight_decay=decay, fused=True)
+    dropouts, step = Dropouts(0), 0
+    for epoch in range(epochs):
+        order = np.random.RandomState(epoch).permutation(data.train)
+        for start in range(0, len(order), batch):
+            nodes = order[start : start + batch]
+            with dropouts.of(step, nodes):
+                loss = F.cross_entropy(model(torch.from_numpy(nodes)), labels[nodes])
+            optimizer.zero_grad()
+            loss.backward()
+            optimizer.step()
+            step += 1
+    with torch.no_grad():
+        return float((model.eval()(test).argmax(1) == labels[test]).float().mean())
+
+
+@needs_shared
+def test_gcn_reaches_the_published_accuracy_on_the_public_split_of_cora():
+    cora = node_data("cora")
+    assert (len(cora.train), len(cora.test), cora.edges.edge_count) == (140, 1000, 2 * 5278)
+    assert trained(cora, "gcn", 200, 140, 0.01, 5e-4) > 0.80
+
+
+@needs_shared
+def test_the_sections_of_packages_are_found_much_better_with_their_dependencies():
+    debian = node_data("debian")
+    alone = copy.copy(debian)
+    alone.edges = syncline.Graph(edges=np.zeros((2, 0), np.int64), size=debian.edges.size)
+    options = {"hidden": 32, "neighbors": 10}
+    with_edges, without = (trained(data, "sage", 1, 512, 0.02, 0.0, **options) for data in (debian, alone))
+    assert with_edges > without + 0.05
 
 
 @pytest.mark.parametrize("options", [{"hidden": 0}, {"layers": 1.5}, {"dropout": 1.0}, {"neighbors": -1}])
