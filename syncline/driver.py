@@ -16,7 +16,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import closing, contextmanager, nullcontext, suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 from syncline import boundary, task_file
 from syncline.config.owned_files import temporary_name
@@ -62,8 +62,12 @@ from syncline.telemetry.run_dir import EventLog, RunDir
 
 if TYPE_CHECKING:
     from syncline.blocks.fit_task import BlockFit
+    from syncline.graphs.work import VertexWork
 
-__all__ = ["explain_task", "resume", "run_block_fit", "run_script", "run_task", "train"]
+__all__ = ["explain_task", "resume", "run_block_fit", "run_script", "run_task", "run_vertices", "train"]
+
+_Work: TypeAlias = "Task | Script | BlockFit | VertexWork"
+"""What the workers of a run do."""
 
 _LARGEST_KEPT_PAYLOAD_BYTES = 256 * 1024 * 1024
 
@@ -250,6 +254,15 @@ def run_block_fit(fit: BlockFit, config: RunConfig, view: Observer) -> Result:
         return _run(_RunRequest(TaskFacts(**fit.run_facts()), config, fit, engine, view))
 
 
+def run_vertices(work: VertexWork, data: str, config: RunConfig, view: Observer) -> Result:
+    """Run a vertex program on several workers. The result's model is the state of all vertices, by name."""
+    boundary.check_surroundings()
+    engine = engine_for(config.engine)
+    with closing(view), closing(engine):
+        facts = TaskFacts(kind="graph", model=work.name, data=data, fingerprint=work.fingerprint)
+        return _run(_RunRequest(facts, config, work, engine, view))
+
+
 @boundary.guarding()
 def resume(run_dir: str | Path, view: Observer | None = None, *, quiet: bool = False, **changes: Any) -> Result:
     """Resume an interrupted run from the exact sample; `changes` are settings to change, such as workers or epochs."""
@@ -268,6 +281,8 @@ def resume(run_dir: str | Path, view: Observer | None = None, *, quiet: bool = F
     saved = {**read_settings(found.config), "resume": str(found.path), "name": None}
     config = RunConfig(**{**saved, **changes})
     old = saved_plan(found.read_plan(), found.plan)
+    if old.kind == "graph":
+        raise _resumes_elsewhere(found)
     check_same_method(config, old, found.config, changes)
     view = view or WithoutEnd(choose_view(quiet=quiet, json=False))
     own_files = nullcontext if "strategy" in changes else only_our_files
@@ -304,13 +319,21 @@ def _script_facts(script: Script) -> TaskFacts:
     return TaskFacts(kind="own-loop", model=Path(script.path).stem, data="own", fingerprint=script.path)
 
 
+def _resumes_elsewhere(found: RunDir) -> ConfigError:
+    return ConfigError(
+        f"{found.path} is a run of a vertex program. To continue it, repeat its command with --resume {found.path}, or "
+        f"its call with resume={str(found.path)!r}.",
+        code="resumes-with-its-command", run_dir=str(found.path),
+    )  # fmt: skip
+
+
 @dataclass(frozen=True)
 class _RunRequest:
     """One run to carry out."""
 
     facts: TaskFacts
     config: RunConfig
-    what: Task | Script | BlockFit
+    what: _Work
     engine: Engine
     view: Observer
     notes: tuple[str, ...] = ()
@@ -463,7 +486,7 @@ def _conclude(
     plan: Plan,
     emit: _Emitter,
     started: float,
-    what: Task | Script | BlockFit,
+    what: _Work,
 ) -> Result:
     if outcome == "failed":
         error = explain_failure(
@@ -478,6 +501,8 @@ def _conclude(
         raise error
     finished = coordinator.supervision.summary
     resume_command = f"syncline resume {run_dir.path}"
+    if plan.kind == "graph":
+        resume_command = f"the same command with --resume {run_dir.path}, or resume={str(run_dir.path)!r} in Python"
     if coordinator.membership.restarts_together and (outcome in ("killed", "stopped") or finished is None):
         raise _script_stopped(outcome, coordinator, run_dir, emit)
     if outcome == "killed" or finished is None:
@@ -491,7 +516,8 @@ def _conclude(
         )  # fmt: skip
     summary = _summary_of(finished.summary, plan, run_dir, started, stopped_early=outcome == "stopped")
     if outcome == "stopped":
-        message = f"Stopped after step {summary.steps}; everything is saved. To resume: {resume_command}"
+        what_done = "round" if plan.kind == "graph" else "step"
+        message = f"Stopped after {what_done} {summary.steps}; everything is saved. To resume: {resume_command}"
         emit(RunEnded(reason="stopped", message=message))
         raise Interrupted(
             message, step=summary.steps, run_dir=summary.run_dir, resume_command=resume_command,
@@ -539,7 +565,7 @@ def _summary_of(final: dict[str, Any], plan: Plan, run_dir: RunDir, started: flo
 
 
 @contextmanager
-def _written_task(run_dir: RunDir, what: Task | Script | BlockFit) -> Iterator[Path]:
+def _written_task(run_dir: RunDir, what: _Work) -> Iterator[Path]:
     """The task as a file for the workers; saved with the run unless it is very large."""
     temporary = temporary_name(run_dir.task_file)
     try:
@@ -554,9 +580,13 @@ def _written_task(run_dir: RunDir, what: Task | Script | BlockFit) -> Iterator[P
             temporary.unlink()
 
 
-def _load_model(what: Task | Script | BlockFit, run_dir: RunDir) -> Any:
+def _load_model(what: _Work, run_dir: RunDir) -> Any:
     if not isinstance(what, Task | Script):
-        raise ConfigError("A fit has no network: its arrays are in result.npz.", code="no-network")
+        if run_dir.read_plan().get("kind") != "graph":
+            raise ConfigError("A fit has no network: its arrays are in result.npz.", code="no-network")
+        from syncline.checkpoint.store import newest_sound
+
+        return newest_sound(run_dir.checkpoints)[1]["model"]
     from syncline.workers.entry import load_trained_model
 
     return load_trained_model(what, run_dir)

@@ -29,6 +29,11 @@ def audit(run_dir: RunPath) -> None:
     found = audit_file(found_run.ledger)
     steps = _last_step(found_run)
     if not found.epochs:
+        if found_run.read_plan().get("kind") == "graph":
+            raise ConfigError(
+                f"{run_dir} has no samples to account for: it computed on a graph.", code="no-samples",
+                run_dir=str(run_dir),
+            )  # fmt: skip
         if steps and _has_no_samples(found_run):
             raise ConfigError(
                 f"{run_dir} has no samples to account for: its script took no batches from Syncline.",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import sys
 import time
 from collections.abc import Callable, Iterator
@@ -11,6 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from syncline.cli.run_options import bundle_options
 from syncline.errors import ConfigError, Interrupted
 
 if TYPE_CHECKING:
@@ -18,7 +20,7 @@ if TYPE_CHECKING:
     from syncline.graphs.result import GraphResult
 
 app = typer.Typer(
-    help="Compute on graphs: PageRank, components, shortest paths, k-core, triangles, coloring, labels, ALS.",
+    help="Compute on graphs: PageRank, components, paths, k-core, triangles, coloring, labels, ALS.",
     epilog="Example: syncline graph pagerank --data edges.csv --out ranks.csv",
     no_args_is_help=True,
 )
@@ -34,60 +36,86 @@ Undirected = Annotated[bool, typer.Option("--undirected", help="Each edge of the
 Limit = Annotated[str | None, typer.Option(help="Refuse a graph that needs more memory, such as 2GB.")]
 Out = Annotated[Path | None, typer.Option(help="Save the values of all vertices as .csv, .parquet or .npy.")]
 Top = Annotated[int, typer.Option(help="How many vertices to print.", min=0)]
-Workers = Annotated[int, typer.Option(help="Number of worker processes.", min=1)]
-Schedule = Annotated[
-    str | None,
-    typer.Option(help="Which vertices are updated next: sweep (all), fifo, priority (most changed), chromatic."),
-]
-Consistency = Annotated[
-    str | None,
-    typer.Option(help="What is never updated at once: vertex (nothing), edge (neighbors), full (common neighbors)."),
-]
-Until = Annotated[float | None, typer.Option(help="End when a round changes all values by no more than this in sum.")]
-MaxRounds = Annotated[int | None, typer.Option(help="End after so many rounds at the latest.", min=1)]
 Weight = Annotated[str | None, typer.Option(help="Column of the edges with their weights.")]
+_OPTIONS: dict[str, Any] = {
+    "schedule": Annotated[
+        str | None,
+        typer.Option(help="Which vertices are updated next: sweep (all), fifo, priority (most changed), chromatic."),
+    ],
+    "consistency": Annotated[
+        str | None,
+        typer.Option(
+            help="What is never updated at once: vertex (nothing), edge (neighbors), full (common neighbors)."
+        ),
+    ],
+    "until": Annotated[
+        float | None, typer.Option(help="End when a round changes all values by no more than this in sum.")
+    ],
+    "max_rounds": Annotated[int | None, typer.Option(help="End after so many rounds at the latest.", min=1)],
+}
+_ON_WORKERS: dict[str, Any] = {
+    "workers": Annotated[int | None, typer.Option("--workers", "-w", help="Number of workers. Default: 1.", min=1)],
+    "partition": Annotated[
+        str | None,
+        typer.Option(help="How to divide the graph: blocks, hash, metis, vertex-cut, vertex-hash. Default: blocks."),
+    ],
+    "asynchronous": Annotated[
+        bool | None, typer.Option("--asynchronous", help="Workers do not wait for each other in every round.")
+    ],
+    "resume": Annotated[str | None, typer.Option(help="Continue an interrupted run: its directory.")],
+    "name": Annotated[str | None, typer.Option(help="Name of the run directory. Default: program, graph and time.")],
+    "on_worker_failure": Annotated[
+        str | None,
+        typer.Option(help="If a worker fails: shrink-and-replace (default), replace-only, shrink or stop."),
+    ],
+}
+
+
+def _with(*options: str) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
+    """A command of a vertex program with these options, and those of a run on several workers."""
+    chosen = {**{name: _OPTIONS[name] for name in options}, **_ON_WORKERS}
+    return functools.partial(bundle_options, into="settings", options=chosen)
 
 
 @app.command()
+@_with("schedule", "consistency", "until", "max_rounds")
 def pagerank(
     data: Data, undirected: Undirected = False, memory_limit: Limit = None, weight: Weight = None,
     damping: Annotated[float, typer.Option(help="How likely a walker follows an edge.")] = 0.85,
     personal: Annotated[list[str] | None, typer.Option(help="Vertex where walkers start; repeat for several.")] = None,
-    workers: Workers = 1, schedule: Schedule = None, consistency: Consistency = None, until: Until = 1e-9,
-    max_rounds: MaxRounds = None, out: Out = None, top: Top = 10,
+    out: Out = None, top: Top = 10, *, settings: dict[str, Any],
 ) -> None:  # fmt: skip
     """Rank vertices by the edges that lead to them, weighted by the ranks of their sources.
 
     Ranks sum to 1. With the schedule priority only vertices with much to change
     are updated, which reads far fewer edges than sweeps.
 
-    syncline graph pagerank --data debian --schedule priority --until 1e-9
+    syncline graph pagerank --data debian --workers 2 --schedule priority --until 1e-9
     syncline graph pagerank --data links.csv --weight clicks --out ranks.csv
     """
     starts = dict.fromkeys(personal, 1.0) if personal else None
     options = {"damping": damping, "personal": starts, "weight": weight}
-    settings = _settings(workers, schedule, consistency, until, max_rounds)
     _run("pagerank", _Input(data, undirected, memory_limit), {**options, **settings}, out, top)
 
 
 @app.command()
+@_with("schedule")
 def components(
-    data: Data, memory_limit: Limit = None, workers: Workers = 1, schedule: Schedule = None, out: Out = None,
-    top: Top = 10,
-) -> None:  # fmt: skip
+    data: Data, memory_limit: Limit = None, out: Out = None, top: Top = 10, *, settings: dict[str, Any]
+) -> None:
     """Find the connected components; directions do not matter.
 
     syncline graph components --data edges.csv --out components.csv
     """
-    settings = _settings(workers, schedule)
     _run("components", _Input(data, False, memory_limit), settings, out, top, show=_print_groups("component"))
 
 
 @app.command("shortest-paths")
+@_with("schedule")
 def shortest_paths(
     data: Data, source: Annotated[str, typer.Option(help="Vertex where all paths begin, by name or number.")],
-    weight: Weight = None, undirected: Undirected = False, memory_limit: Limit = None, workers: Workers = 1,
-    schedule: Schedule = None, out: Out = None, top: Top = 10,
+    weight: Weight = None, undirected: Undirected = False, memory_limit: Limit = None, out: Out = None, top: Top = 10,
+    *, settings: dict[str, Any],
 ) -> None:  # fmt: skip
     """Find the distance of every vertex from one.
 
@@ -95,20 +123,34 @@ def shortest_paths(
 
     syncline graph shortest-paths --data roads.csv --source Bonn --weight km
     """
-    options = {"source": source, "weight": weight, **_settings(workers, schedule)}
+    options = {"source": source, "weight": weight, **settings}
     _run("shortest_paths", _Input(data, undirected, memory_limit), options, out, top, show=_print_distances)
 
 
-@app.command("k-core")
-def k_core(
-    data: Data, memory_limit: Limit = None, workers: Workers = 1, schedule: Schedule = None, out: Out = None,
-    top: Top = 10,
+@app.command("longest-paths")
+@_with("schedule")
+def longest_paths(
+    data: Data, weight: Weight = None, memory_limit: Limit = None, out: Out = None, top: Top = 10,
+    *, settings: dict[str, Any],
 ) -> None:  # fmt: skip
+    """Find the longest path to every vertex of a graph without cycles.
+
+    In a plan with one edge for each task that must come before another, that
+    is when a task can begin. A cycle is an error that names it.
+
+    syncline graph longest-paths --data tasks.csv --weight hours
+    """
+    _run("longest_paths", _Input(data, False, memory_limit), {"weight": weight, **settings}, out, top)
+
+
+@app.command("k-core")
+@_with("schedule")
+def k_core(data: Data, memory_limit: Limit = None, out: Out = None, top: Top = 10, *, settings: dict[str, Any]) -> None:
     """Find the core number of every vertex: in how dense a part of the graph it is.
 
     syncline graph k-core --data edges.csv
     """
-    _run("k_core", _Input(data, False, memory_limit), _settings(workers, schedule), out, top)
+    _run("k_core", _Input(data, False, memory_limit), settings, out, top)
 
 
 @app.command()
@@ -126,38 +168,37 @@ def triangles(data: Data, memory_limit: Limit = None, out: Out = None, top: Top 
 
 
 @app.command()
+@_with("schedule")
 def coloring(
-    data: Data, memory_limit: Limit = None, workers: Workers = 1, schedule: Schedule = None, out: Out = None,
-    top: Top = 10,
-) -> None:  # fmt: skip
+    data: Data, memory_limit: Limit = None, out: Out = None, top: Top = 10, *, settings: dict[str, Any]
+) -> None:
     """Color vertices so that no two neighbors have the same color.
 
     syncline graph coloring --data edges.csv --out colors.csv
     """
-    settings = _settings(workers, schedule)
     _run("coloring", _Input(data, False, memory_limit), settings, out, top, show=_print_groups("color"))
 
 
 @app.command("label-propagation")
+@_with("max_rounds")
 def label_propagation(
-    data: Data, memory_limit: Limit = None, workers: Workers = 1, max_rounds: MaxRounds = 1000, out: Out = None,
-    top: Top = 10,
-) -> None:  # fmt: skip
+    data: Data, memory_limit: Limit = None, out: Out = None, top: Top = 10, *, settings: dict[str, Any]
+) -> None:
     """Find communities: every vertex takes the label that most of its neighbors have.
 
     syncline graph label-propagation --data edges.csv --out communities.csv
     """
-    settings = _settings(workers, max_rounds=max_rounds)
     _run("label_propagation", _Input(data, False, memory_limit), settings, out, top, show=_print_groups("community"))
 
 
 @app.command()
+@_with()
 def als(
     data: Data, rating: Annotated[str, typer.Option(help="Column of the edges with the ratings.")] = "rating",
     factors: Annotated[int, typer.Option(help="Length of each factor vector.", min=1)] = 8,
     regularization: Annotated[float, typer.Option(help="Penalty of large factors, for each rating.")] = 0.1,
     rounds: Annotated[int, typer.Option(help="Rounds over users and items.", min=1)] = 20,
-    memory_limit: Limit = None, workers: Workers = 1, out: Out = None,
+    memory_limit: Limit = None, out: Out = None, *, settings: dict[str, Any],
 ) -> None:  # fmt: skip
     """Factor ratings on the edges from users to items (alternating least squares).
 
@@ -165,7 +206,7 @@ def als(
     """
     options = {"rating": rating, "factors": factors, "regularization": regularization, "rounds": rounds}
     source = _Input(data, False, memory_limit)
-    _run("als", source, {**options, **_settings(workers)}, out, 0, show=_print_error(rating))
+    _run("als", source, {**options, **settings}, out, 0, show=_print_error(rating))
 
 
 @app.command()
@@ -210,16 +251,6 @@ class _Input:
         return graph
 
 
-def _settings(
-    workers: int, schedule: str | None = None, consistency: str | None = None, until: float | None = None,
-    max_rounds: int | None = None,
-) -> dict[str, Any]:  # fmt: skip
-    given = {
-        "workers": workers, "schedule": schedule, "consistency": consistency, "until": until, "max_rounds": max_rounds,
-    }  # fmt: skip
-    return {name: value for name, value in given.items() if value is not None}
-
-
 def _run(
     program: str, source: _Input, options: dict[str, Any], out: Path | None, top: int, *,
     show: Callable[[GraphResult, int], None] | None = None,
@@ -238,6 +269,12 @@ def _run(
         f"{state} after {found.rounds:,} rounds, {found.updates:,} updates, {found.edge_updates:,} edge updates, "
         f"{found.seconds:.2f} s", err=True,
     )  # fmt: skip
+    if found.facts:
+        typer.echo(
+            f"{found.workers} workers, {found.facts['cut_edges']:,} of {graph.edge_count:,} edges cut, "
+            f"{found.facts['sent_bytes'] / 1e6:,.2f} MB sent across the cut; run directory {found.facts['run_dir']}",
+            err=True,
+        )
     if out is not None:
         found.save(out)
         typer.echo(f"Saved {graph.size:,} values in {out}", err=True)
@@ -258,6 +295,8 @@ def _progress(has_rounds: bool) -> Iterator[dict[str, Any]]:
 
     try:
         yield {"progress": show} if has_rounds else {}
+    except Interrupted:
+        raise  # several workers have saved what they had
     except KeyboardInterrupt:
         raise Interrupted(f"Stopped after round {rounds:,}. Nothing was saved.", code="stopped", step=rounds) from None
     finally:

@@ -82,6 +82,11 @@ class TensorChannel:
         self._write(parts)
         self.bytes_sent += sum(part.nbytes for part in parts)
 
+    @property
+    def has_message(self) -> bool:
+        """Whether the next message, or its beginning, is there."""
+        return (self._words[self._theirs] - self._count - 1) & _MASK < 2**31
+
     def receive(self) -> list[torch.Tensor | None]:
         """The tensors of the next message, copied out of the channel; `PeerFailed` if the other side fails before."""
         reader = _Reader(self._next_slot)

@@ -8,8 +8,9 @@ interrupting their calls (`torch_group.py`), and the store through which the ran
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 
+import numpy as np
 import torch
 import torch.distributed as dist
 from torch.distributed import PrefixStore, Store  # type: ignore[attr-defined]  # torch does not export them by name
@@ -100,14 +101,30 @@ class ProcessGroup:
 
     def _swap(self, values: Mapping[int, torch.Tensor], to: list[int]) -> None:
         """Send this rank's value to some ranks, and receive the other ranks' values."""
+        own = values[self.rank]
+        others = {peer: value for peer, value in values.items() if peer != self.rank and value.numel()}
+        self._pass(dict.fromkeys([peer for peer in to if peer != self.rank], own), others)
+
+    def swap(self, outgoing: Mapping[int, np.ndarray], sources: Sequence[int]) -> dict[int, np.ndarray]:
+        """Send bytes to some ranks, and receive those of others, which must call this, too: lengths first."""
+        self.bytes_sent += sum(data.nbytes for data in outgoing.values())
+        lengths = {peer: torch.tensor([data.nbytes], device=self._device) for peer, data in outgoing.items()}
+        counts = {peer: torch.zeros(1, dtype=torch.int64, device=self._device) for peer in sources}
+        self._group.call(lambda: self._group.call_in_thread(lambda: self._pass(lengths, counts)))
+        sent = {peer: torch.from_numpy(data).to(self._device) for peer, data in outgoing.items() if data.nbytes}
+        taken = {p: torch.empty(int(n), dtype=torch.uint8, device=self._device) for p, n in counts.items() if int(n)}
+        self._group.call(lambda: self._group.call_in_thread(lambda: self._pass(sent, taken)))
+        return {peer: taken[peer].cpu().numpy() if peer in taken else np.empty(0, np.uint8) for peer in sources}
+
+    def _pass(self, outgoing: Mapping[int, torch.Tensor], incoming: Mapping[int, torch.Tensor]) -> None:
         works = []
-        for peer in sorted({*values, *to} - {self.rank}):
+        for peer in sorted({*outgoing, *incoming}):
             # NCCL runs two ranks' messages to each other one by one, so one must send while the other receives.
             for sends in (True, False) if self.rank < peer else (False, True):
-                if sends and peer in to:
-                    works.append(dist.isend(values[self.rank], group=self._group.group, group_dst=peer))
-                elif not sends and peer in values and values[peer].numel():
-                    works.append(dist.irecv(values[peer], group=self._group.group, group_src=peer))
+                if sends and peer in outgoing:
+                    works.append(dist.isend(outgoing[peer], group=self._group.group, group_dst=peer))
+                elif not sends and peer in incoming:
+                    works.append(dist.irecv(incoming[peer], group=self._group.group, group_src=peer))
         for work in works:
             assert work is not None, "torch gives no work only to those outside the group"
             work.wait()

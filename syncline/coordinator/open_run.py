@@ -110,6 +110,14 @@ def _resumed(config: RunConfig, plan: Plan, run_dir: RunDir, lock: DriverLock) -
 
 def _check_data(old: Plan, plan: Plan) -> None:
     """`ConfigError` if a run is resumed with other data, unless the user allows that. A script's workers check it."""
+    if "graph" in (old.kind, plan.kind):
+        if old.fingerprint != plan.fingerprint:
+            raise ConfigError(
+                f"The run to resume computed {old.model} on {old.data}, with another graph or other settings than this "
+                "one. Resume it with the same ones, or start a new run.",
+                code="another-graph", was=old.model, now=plan.model,
+            )  # fmt: skip
+        return
     if plan.kind != "train" or plan.data_changed == "ok":
         return
     before, now = old.train_samples + old.held_out, plan.train_samples + plan.held_out

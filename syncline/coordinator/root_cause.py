@@ -121,7 +121,7 @@ def _advice_on_exit(cause: Exit, plan: Plan, diagnosis: ExitDiagnosis) -> list[s
 
 
 def _less_memory(plan: Plan) -> str:
-    if plan.kind == "fit":
+    if plan.kind in ("fit", "graph"):
         return "There is not enough memory. Use fewer --workers, or less data."
     if plan.kind == "own-loop":
         return "There is not enough memory. Use smaller batches, fewer --workers or a smaller model."

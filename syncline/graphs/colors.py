@@ -63,6 +63,13 @@ def classes(colors: np.ndarray, vertices: np.ndarray | None = None) -> list[np.n
     return [part for part in np.split(numbers[order], ends) if len(part)]
 
 
+def by_color(colors: np.ndarray, vertices: np.ndarray, count: int) -> list[np.ndarray]:
+    """Those of these vertices that have each of the colors from 0 to `count` - 1, in their order."""
+    own = colors[vertices]
+    ends = np.cumsum(np.bincount(own, minlength=count))
+    return np.split(vertices[np.argsort(own, kind="stable")], ends[:-1])
+
+
 def _squared(low: np.ndarray, high: np.ndarray, size: int) -> tuple[np.ndarray, np.ndarray]:
     """The pairs at distance one or two."""
     around = Adjacency.of(np.concatenate([low, high]), np.concatenate([high, low]), size)

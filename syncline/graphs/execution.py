@@ -1,8 +1,9 @@
 """Running a vertex program: rounds of batches that are updated together, until nothing changes any more.
 
 A round is a set of vertices (`schedule.py`), divided into batches in which no two depend on each other (`colors.py`).
-`Run` computes the own vertices of a part, and waits for its team where others could read or write the same values; it
-decides from values that all share, so that nothing needs to be agreed upon. Not here: results (`running.py`).
+`Run` computes the own vertices of a part. After each batch it exchanges with its team what has changed, and all decide
+from the same sums, so that the parts do together what one process would do. Not here: results (`running.py`), and parts
+that do not wait for each other (`asynchronous.py`).
 
 Change tracking (the "delta caching" of PowerGraph, J. Gonzalez et al., OSDI 2012, section 4.2): if a program's gathers
 are sums of functions of the neighbor, a round adds the changes of these functions to sums that are kept, and reads no
@@ -19,9 +20,9 @@ from typing import Any
 import numpy as np
 
 from syncline.errors import ConfigError, DataError
-from syncline.graphs.colors import classes
+from syncline.graphs.colors import by_color
 from syncline.graphs.expressions import Places
-from syncline.graphs.part import Part, Team
+from syncline.graphs.part import Part, State, Team
 from syncline.graphs.program import VertexProgram
 from syncline.graphs.reductions import total
 from syncline.graphs.schedule import due
@@ -33,13 +34,14 @@ _DRIFT = 1e-9
 
 @dataclass
 class Run:
-    """A program on a part of a graph; `state` holds all that a copy of a round must hold."""
+    """A program on a part of a graph; `state` and `counters` hold all that a run continues from."""
 
     program: VertexProgram
     part: Part
     colors: np.ndarray
-    state: dict[str, np.ndarray]
-    """`value`, `pending`, `change` by vertex; `edge.F` by edge; `sum.K` by vertex, the kept sum of gather K."""
+    state: State
+    """`value`, `pending`, `change` by vertex; `edge.F` by edge; by vertex the kept sum of gather K, `sum.K`, how much
+    of it came after the last update, `late.K`, and what the last batch added, `delta.K`."""
     team: Team
     max_rounds: int | None = None
     seed: int = 0
@@ -49,13 +51,12 @@ class Run:
         edges = {name[5:]: array for name, array in self.state.items() if name.startswith("edge.")}
         self.world = World(self.part, {"value": self.state["value"]}, edges, self.seed)
         self._follows = self.program.schedule in ("fifo", "priority")
-        if self._follows and self.program.aggregates:
-            raise ConfigError(
-                f"schedule={self.program.schedule!r} updates vertices whose neighbors have changed, but aggregates "
-                "change for all vertices. Use schedule='sweep'.", code="aggregates-and-schedule",
-            )  # fmt: skip
-        self._all = [np.arange(len(self.colors))] if self.program.consistency == "vertex" else classes(self.colors)
+        check_aggregates(self.program)
+        self._colors = 1 if self.program.consistency == "vertex" else int(self.colors.max(initial=0)) + 1
         self._own: Any = slice(None) if self.part.is_whole else self.part.own  # a slice copies nothing
+        self._all: list[np.ndarray | None] = [None]
+        if self._colors > 1:
+            self._all = [*by_color(self.colors, self.part.own, self._colors)]
         self._converged = False
 
     def to_end(self) -> bool:
@@ -64,72 +65,97 @@ class Run:
             self.counters["tracks"] = self.program.schedule == "priority" and self._begin_tracking()
         elif self.counters["tracks"]:
             self._trace()  # a run that continues
-        while not self._converged and (self.max_rounds is None or self.counters["rounds"] < self.max_rounds):
+        goes_on = True
+        while goes_on and not self._converged and not self._is_at_limit():
             self._round()
-            self.team.end_round(self.state, self.part.own, self.counters)
+            goes_on = self.team.end_round(self.state, self.counters)
         return self._converged
 
+    def _is_at_limit(self) -> bool:
+        return self.max_rounds is not None and self.counters["rounds"] >= self.max_rounds
+
     def _round(self) -> None:
-        chosen = due(self.program.schedule, self.state["pending"], self._until())
-        if chosen is not None and not len(chosen):
+        batches = self._batches()
+        if batches is None:
             self._converged = not self.counters["tracks"] or self._is_confirmed()
             return
         self.world.round = self.counters["rounds"]
-        self.world.aggregates = {name: f(self.state["value"]) for name, f in self.program.aggregates.items()}
+        for name, function in self.program.aggregates.items():
+            self.world.aggregates[name] = self.team.aggregate(function, self.state["value"], self.part.own)
         self.counters["rounds"] += 1
-        changed = 0.0
-        for batch in self._batches(chosen):
+        for batch in batches:
             self._update(batch)
-            if not self._follows:
-                changed += float((self.state["change"] if batch is None else self.state["change"][batch]).sum())
-        if not self._follows:
+        if not self._follows:  # every vertex was updated once
+            changed = self.team.total(self.state["change"][self._own])
             self._converged = changed <= self._until() and not self.program.is_sampling
 
     def _until(self) -> float:
-        return self.program.until * (float(np.abs(self.state["value"]).sum()) if self.program.is_relative else 1.0)
+        if not self.program.is_relative:
+            return self.program.until
+        return self.program.until * self.team.total(np.abs(self.state["value"][self._own]))
 
-    def _batches(self, chosen: np.ndarray | None) -> Sequence[np.ndarray | None]:
-        """The vertices to update together, one batch after the other; None is all vertices."""
-        are_all = chosen is None or len(chosen) == len(self.colors)
-        if are_all and len(self._all) <= 1:
-            return [None]
-        if are_all:
+    def _batches(self) -> Sequence[np.ndarray | None] | None:
+        """The own vertices to update together, one batch after the other; None is all vertices of the graph.
+
+        All workers have as many batches, some of them empty. None: nothing is left to do.
+        """
+        if not self._follows:
             return self._all
-        return [chosen] if self.program.consistency == "vertex" else classes(self.colors, chosen)
+        pending, size = self.state["pending"][self._own], self.part.graph.size
+        places = due(self.program.schedule, pending, self._until(), size=size, total=self.team.total)
+        chosen = self.part.own[places]
+        here = np.array([len(chosen)]) if self._colors == 1 else np.bincount(self.colors[chosen], None, self._colors)
+        counts = self.team.counts(here)
+        if not counts.any():
+            return None
+        if counts.sum() == size:
+            return self._all
+        if self._colors == 1:
+            return [chosen]
+        batches = by_color(self.colors, chosen, self._colors)
+        return [batch for batch, count in zip(batches, counts, strict=True) if count]
 
     def _update(self, batch: np.ndarray | None) -> None:
         """Update the vertices of a batch (None: all) from the values before it."""
-        world, state, mine = self.world, self.state, self.part.mine(batch)
-        rows = self._own if batch is None else mine
-        world.known = self._known_sum if self.counters["tracks"] else None
+        world, state, tracks = self.world, self.state, self.counters["tracks"]
+        mine = self.part.own if batch is None else batch
+        rows = self._own if batch is None else batch
+        world.known = self._known_sum if tracks else None
         world.edge_updates, world.gathers = 0, []
         vertices = Vertices(world, mine, are_all=batch is None)
         new = self._checked(self.program(vertices), vertices)
-        self.team.wait()  # all have read
         before = self._contributions(rows)
         change = _difference(state["value"][rows], new)
         state["value"][rows] = new
         for gather, old in enumerate(before):
-            state[f"delta.{gather}"][rows] = self._contribution(gather, rows) - old
+            with np.errstate(invalid="ignore"):
+                state[f"delta.{gather}"][rows] = self._contribution(gather, rows) - old
         state["change"][rows] = change
+        changed = mine
+        if self._follows or not self.part.is_whole:
+            changed = self.team.share(state, self._shared(vertices), mine[change > 0])
         if vertices.scattered:
-            self.team.wait()  # all have written: what is scattered may read the new values of neighbors
             scattered = vertices.computed_edges()
-            self.team.wait()
             world.edge_updates += vertices.set_edges(scattered)
+            names = {name for _, fields in vertices.scattered for name in fields}
+            edges = [edges for _, edges, _ in scattered]
+            self.team.share_edges(world.edges, sorted(names), np.unique(np.concatenate(edges)))
         if self._follows:
-            self._signal(batch, rows)
-        else:
-            self.team.wait()  # all have written
+            self._signal(rows, changed)
         self.counters["updates"] += len(mine)
         self.counters["edge_updates"] += world.edge_updates
 
-    def _signal(self, batch: np.ndarray | None, rows: Any) -> None:
-        """Add what the batch has changed to what is pending at the vertices that gather it."""
+    def _shared(self, vertices: Vertices) -> list[str]:
+        """What others need of changed vertices: with kept sums only what these have to add to them."""
+        if self.counters["tracks"]:
+            deltas = [f"delta.{gather}" for gather in range(len(self.world.gathers))]
+            return [*deltas, "value"] if vertices.scattered else deltas
+        return ["value", "change"] if self._follows else ["value"]
+
+    def _signal(self, rows: Any, changed: np.ndarray) -> None:
+        """Add what the batch has changed to what is pending at the own vertices that gather it."""
         state, world = self.state, self.world
         state["pending"][rows] = 0.0
-        self.team.wait()  # all have written
-        changed = np.flatnonzero(state["change"]) if batch is None else batch[state["change"][batch] > 0]
         if self.counters["tracks"]:
             for number, gather in enumerate(world.gathers):
                 places, counts = self._read_by(gather.direction, changed)
@@ -146,7 +172,6 @@ class Run:
                 added = _sums_at(places, np.repeat(state["change"][changed], counts), len(state["pending"]))
                 state["pending"][self._own] += added[self._own]
                 world.edge_updates += len(places)
-        self.team.wait()  # all know what is pending
 
     def _read_by(self, direction: str, changed: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         readers = self.part.readers(direction)
@@ -161,9 +186,8 @@ class Run:
         for number, sums in enumerate(made):
             for name in ("sum", "late", "delta"):
                 key = f"{name}.{number}"
-                self.state[key] = self.team.shared(key, np.zeros((len(self.state["value"]), *sums.shape[1:])))
+                self.state[key] = np.zeros((len(self.state["value"]), *sums.shape[1:]))
             self.state[f"sum.{number}"][self.part.own] = sums
-        self.team.wait()
         return True
 
     def _trace(self) -> None:
@@ -196,35 +220,38 @@ class Run:
 
     def _contribution(self, gather: int, vertices: Any) -> np.ndarray:
         """What these vertices contribute to a sum, to each of their neighbors."""
-        return np.array(self.world.gathers[gather].expression.compute(Places(vertices, None, None)), np.float64)
+        with np.errstate(divide="ignore", invalid="ignore"):  # also to none
+            return np.array(self.world.gathers[gather].expression.compute(Places(vertices, None, None)), np.float64)
 
     def _is_confirmed(self) -> bool:
         """Whether little enough is pending, judged by sums made anew from all edges."""
         state, own = self.state, self.part.own
+        if not self.part.is_whole:
+            self.team.share(state, ["value"], own)
         made = self._sums()
         assert made is not None, "they could be made before"
-        state["change"][own] = 0.0
+        change = np.zeros(len(own))
         for number, sums in enumerate(made):
             drift = sums - state[f"sum.{number}"][own]
             state[f"sum.{number}"][own] = sums
             state[f"late.{number}"][own] += drift
-            scale = np.maximum(np.abs(sums), np.abs(sums).mean() + 1e-300)
-            state["change"][own] += (np.abs(drift) / scale).reshape(len(own), -1).max(axis=1, initial=0.0)
-        self.team.wait()
-        is_sound = bool((state["change"] <= _DRIFT).all())
-        self.team.wait()  # all have read
-        if is_sound:
-            self._set_pending()
-        else:  # a gather depends on more than the values of neighbors, such as on the round
+            scale = np.maximum(np.abs(sums), self._mean_of(sums) + 1e-300)
+            change += _flat(np.abs(drift) / scale).max(axis=1, initial=0.0)
+        if self.team.counts(np.array([np.count_nonzero(change > _DRIFT)])).any():
+            # A gather depends on more than the values of neighbors, such as on the round.
             self.counters["tracks"] = False
             state["pending"][own] = np.inf
-        self.team.wait()
-        return bool(state["pending"].sum() <= self._until())
+        else:
+            self._set_pending()
+        return self.team.total(state["pending"][self._own]) <= self._until()
+
+    def _mean_of(self, sums: np.ndarray) -> float:
+        return self.team.total(np.abs(sums)) / max(1, self.part.graph.size * int(np.prod(sums.shape[1:])))
 
     def _set_pending(self) -> None:
         """From the changes of sums since the last update of each vertex."""
         late = [np.abs(self.state[f"late.{number}"][self._own]) for number in range(len(self.world.gathers))]
-        self.state["pending"][self._own] = sum(a if a.ndim == 1 else a.reshape(len(a), -1).sum(axis=1) for a in late)
+        self.state["pending"][self._own] = sum(a if a.ndim == 1 else _flat(a).sum(axis=1) for a in late)
 
     def _checked(self, new: Any, vertices: Vertices) -> np.ndarray:
         """The new values as an array of the right shape, without NaN."""
@@ -249,13 +276,27 @@ class Run:
         return np.asarray(made.astype(value.dtype, copy=False))
 
 
+def check_aggregates(program: VertexProgram) -> None:
+    """Refuse aggregates where vertices are updated because their neighbors have changed."""
+    if program.schedule in ("fifo", "priority") and program.aggregates:
+        raise ConfigError(
+            f"schedule={program.schedule!r} updates vertices whose neighbors have changed, but aggregates change for "
+            "all vertices. Use schedule='sweep'.", code="aggregates-and-schedule",
+        )  # fmt: skip
+
+
 def _difference(old: np.ndarray, new: np.ndarray) -> np.ndarray:
     """How much each row has changed, in sum; infinite values that stay have not."""
     with np.errstate(invalid="ignore"):
         change = np.abs(np.subtract(new, old, dtype=np.float64))
     if np.isnan(change.sum()):
         change[old == new] = 0.0
-    return np.asarray(change if change.ndim == 1 else change.reshape(len(old), -1).sum(axis=1))
+    return np.asarray(change if change.ndim == 1 else _flat(change).sum(axis=1))
+
+
+def _flat(rows: np.ndarray) -> np.ndarray:
+    """One row of numbers for each row, also if there are none."""
+    return rows.reshape(len(rows), int(np.prod(rows.shape[1:], dtype=np.int64)))
 
 
 def _sums_at(places: np.ndarray, values: np.ndarray, size: int) -> np.ndarray:

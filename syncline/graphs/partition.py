@@ -75,6 +75,12 @@ def divide(graph: Graph, parts: int, method: str = "blocks") -> Division:
     raise UnknownName.among("partitioner", method, METHODS)
 
 
+def check_method(method: str) -> None:
+    """Refuse a partitioner that does not exist."""
+    if method not in METHODS:
+        raise UnknownName.among("partitioner", method, METHODS)
+
+
 def _edge_cut(graph: Graph, parts: int, method: str, owners: np.ndarray) -> Division:
     edges = owners[graph.targets]
     is_cut = owners[graph.sources] != edges

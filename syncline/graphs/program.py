@@ -35,6 +35,7 @@ class VertexProgram:
         until: Ends when a round changes the values by no more than this in sum.
         is_sampling: Whether it draws random values, so that a round without a change is not the end: `max_rounds` is.
         is_relative: Whether `until` is a share of the sum of all values.
+        name: For people; by default that of the function.
     """
 
     update: Update
@@ -46,8 +47,10 @@ class VertexProgram:
     until: float = 1e-6
     is_relative: bool = False
     is_sampling: bool = False
+    name: str = ""
 
     def __post_init__(self) -> None:
+        object.__setattr__(self, "name", self.name or getattr(self.update, "__name__", "program").strip("<>"))
         if self.consistency not in CONSISTENCIES:
             raise UnknownName.among("consistency", self.consistency, CONSISTENCIES)
         if self.schedule not in SCHEDULES:

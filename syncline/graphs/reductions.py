@@ -81,13 +81,17 @@ def mex(values: np.ndarray, lengths: np.ndarray, own: np.ndarray | None = None) 
 
 
 def h_index(values: np.ndarray, lengths: np.ndarray, own: np.ndarray | None = None) -> np.ndarray:
-    """The largest h such that h of the values are at least h."""
+    """The largest h such that h of the values are at least h, by counting: sorting takes four times as long."""
     del own
-    rows = _rows(lengths)
-    order = np.lexsort((-values, rows))
-    place = np.arange(len(rows)) - np.repeat(np.cumsum(lengths) - lengths, lengths)
-    counts = values[order] > place
-    return np.bincount(rows[counts], minlength=len(lengths))
+    cells = lengths + 1  # for the values 0, 1, ... and the number of edges, or more
+    starts = np.cumsum(cells) - cells
+    capped = np.clip(values, 0, np.repeat(lengths, lengths)).astype(np.int64)
+    counts = np.bincount(np.repeat(starts, lengths) + capped, minlength=int(cells.sum()))
+    at_least = np.cumsum(counts[::-1])[::-1]  # so many values, those of later vertices included
+    later = np.append(at_least, 0)[starts + cells]
+    value = np.arange(len(at_least)) - np.repeat(starts, cells)
+    is_reached = at_least - np.repeat(later, cells) >= value
+    return np.add.reduceat(is_reached, starts, dtype=np.int64) - 1 if len(starts) else np.zeros(0, np.int64)
 
 
 REDUCTIONS: dict[str, Reduction] = {

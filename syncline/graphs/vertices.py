@@ -159,7 +159,8 @@ class Vertices:
         """The sums of all own vertices as a product with a sparse matrix; None if that does not say it."""
         if expression.kinds != {NEIGHBOR}:
             return None
-        values = np.asarray(expression.compute(EVERYWHERE))
+        with np.errstate(divide="ignore", invalid="ignore"):  # also for vertices that no edge leads from
+            values = np.asarray(expression.compute(EVERYWHERE))
         if values.ndim > 2 or values.dtype.kind != "f":
             return None
         return np.asarray(self.world.part.sums(direction) @ values)

@@ -57,8 +57,8 @@ class PlanFacts:
 
     @property
     def is_own_loop(self) -> bool:
-        """Whether a script, or a fit, defines what a step is and ends the run."""
-        return self.kind in ("own-loop", "fit")
+        """Whether a script, a fit or a vertex program defines what a step is and ends the run."""
+        return self.kind in ("own-loop", "fit", "graph")
 
     @property
     def title(self) -> str:

@@ -152,7 +152,7 @@ class RunState:
     def title(self) -> list[str]:
         """The parts of a header: model and data, number of workers, strategy."""
         workers = self.plan.workers or len(self.workers)
-        strategy = self.plan.strategy if self.plan.kind != "fit" else ""
+        strategy = self.plan.strategy if self.plan.kind not in ("fit", "graph") else ""
         parts = [self.plan.title, count(workers, "worker") if workers else "", strategy, self.plan.layout]
         if self.resumed_from_step is not None:
             parts.append(f"resumed at step {self.resumed_from_step:,}")

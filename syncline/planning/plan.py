@@ -30,7 +30,7 @@ class WorkerPlan:
 class Plan:
     """Every decision about a run."""
 
-    kind: Literal["train", "own-loop", "fit"]
+    kind: Literal["train", "own-loop", "fit", "graph"]
     model: str
     data: str
     strategy: str
@@ -121,7 +121,9 @@ class Plan:
         first = self.workers[0]
         layout = "" if self.layout == "replicated" else f", layout {self.layout}"
         lines = [f"{self.model} on {self.data}, {plural(self.size, 'worker')}, strategy {self.strategy}{layout}."]
-        if self.kind == "own-loop":
+        if self.kind == "graph":
+            lines.append("Rounds of a vertex program until nothing changes any more.")
+        elif self.kind == "own-loop":
             lines.append("The script's own loop decides the model, the data and the number of steps.")
         elif self.kind == "fit":
             lines.append("Rounds of blocks of parameters until the fit has converged.")

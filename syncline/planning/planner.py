@@ -32,7 +32,7 @@ _LARGEST = 2**63
 class TaskFacts:
     """What a plan needs to know about the task."""
 
-    kind: Literal["train", "own-loop", "fit"]
+    kind: Literal["train", "own-loop", "fit", "graph"]
     model: str
     data: str
     fingerprint: str
@@ -102,7 +102,8 @@ def make_plan(facts: TaskFacts, config: RunConfig, machine: Machine, hosts: Sequ
     _check_script_settings(facts, config)
     _check_sums(facts, config, method)
     layout = _layout(facts, config)
-    length = _length(facts, config, facts.train_samples - held, notes)
+    samples = facts.train_samples - held
+    length = _length(facts, config, samples, notes) if facts.kind != "graph" else _Length(1, 1, 0, 0)
     device = _device(facts, config, machine, notes)
     collective = _collective(config, machine, device, len(set(hosts_of_workers)), notes)
     shares_memory_on_hosts = len(set(hosts_of_workers)) > 1 and _can_share_memory(config, machine, device)
@@ -206,7 +207,7 @@ def _device(facts: TaskFacts, config: RunConfig, machine: Machine, notes: list[s
 
 
 def _check_script_settings(facts: TaskFacts, config: RunConfig) -> None:
-    if facts.kind == "train":
+    if facts.kind != "own-loop":
         return
     if config.precision != "float32" or config.memory_format != "auto":
         raise ConfigError(

@@ -200,8 +200,13 @@ def saved_task(run_dir: RunDir) -> Task | Script:
             "'model' from the checkpoint into your own model.",
             code="no-task-file", path=str(run_dir.path),
         )  # fmt: skip
-    found: Task | Script = task_file.read_saved(run_dir.task_file)
-    return found
+    found = task_file.read_saved(run_dir.task_file)
+    if isinstance(found, Task | Script):
+        return found
+    raise ConfigError(
+        f"{run_dir.path} is not a training: it computed on a graph, and has no model. Its command "
+        "saves them with --out.", code="no-model", path=str(run_dir.path),
+    )  # fmt: skip
 
 
 def _first_model(saved: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:

@@ -14,6 +14,8 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import torch
+
 from syncline.checkpoint import store
 from syncline.checkpoint.schema import CheckpointState, TrainingProgress
 from syncline.checkpoint.snapshot import copied
@@ -107,6 +109,23 @@ class Checkpoints:
                     self._writer.save_last(position.step, saved.to_dict())
             else:
                 self._writer.save_if_idle(position.step, saved.to_dict())
+
+    def save_arrays(
+        self, step: int, arrays: dict[str, torch.Tensor], numbers: dict[str, float], *, is_last: bool
+    ) -> None:
+        """Save the state of a computation without samples, on rank 0; the other members need not call this."""
+        self._last_save_s, self._last_saved_step = time.monotonic(), step
+        if self._writer is None:
+            return
+        saved = CheckpointState(
+            schedulers=[], learning_rates=[], metrics=numbers, epochs_closed=0, evaluated_at=-1, tuning=None,
+            script=None, model=arrays, optimizer={}, position=Position(0, 0, step), requeued=(), worker_states=[],
+            ledger=[], **self._origin(0),
+        )  # fmt: skip
+        if is_last:
+            self._writer.save_last(step, saved.to_dict())
+        else:
+            self._writer.save_if_idle(step, saved.to_dict())
 
     def save_alone(
         self,

@@ -29,6 +29,7 @@ from syncline.compute.allocator import keep_memory
 from syncline.compute.processes import PEER_FAILED
 from syncline.data.source import Source
 from syncline.errors import ConfigError, PeerFailed
+from syncline.graphs.work import VertexWork
 from syncline.planning.plan import Plan
 from syncline.task import Script, Task
 from syncline.telemetry.run_dir import RunDir
@@ -46,6 +47,7 @@ from syncline.workers.spreading import describe_spread
 from syncline.workers.stepper import Stepper
 from syncline.workers.torchrun import TorchrunScript
 from syncline.workers.train_state import load_model
+from syncline.workers.vertex_job import VertexJob
 
 __all__ = ["describe_spread", "load_trained_model", "parameter_shapes", "rebuild_model", "run_worker", "settle_layout"]
 
@@ -96,9 +98,11 @@ def run_worker(spec: LaunchSpec) -> int:
             session.after_report.close()
 
 
-def _run(what: Task | Script | BlockFit, session: Session) -> tuple[bool, dict[str, Any]]:
+def _run(what: Task | Script | BlockFit | VertexWork, session: Session) -> tuple[bool, dict[str, Any]]:
     if isinstance(what, BlockFit):
         return run_fit(what, session)
+    if isinstance(what, VertexWork):
+        return _run_vertices(what, session)
     return _run_script(what, session) if isinstance(what, Script) else _run_task(what, session)
 
 
@@ -111,6 +115,18 @@ def _adopt_driver_paths(welcome: Welcome, *, is_remote: bool) -> None:
     sys.path += [path for path in welcome.python_path if path not in sys.path and os.path.exists(path)]
     if os.path.isdir(welcome.working_dir):
         os.chdir(welcome.working_dir)
+
+
+def _run_vertices(work: VertexWork, session: Session) -> tuple[bool, dict[str, Any]]:
+    job = VertexJob(work, session)
+    while session.join_view():
+        try:
+            stopped_early, summary = job.run()
+        except PeerFailed:
+            continue  # the coordinator decides how to continue, and announces a new View
+        session.close()
+        return stopped_early, summary
+    return False, {}  # this worker is no longer a member
 
 
 def _run_task(task: Task, session: Session) -> tuple[bool, dict[str, Any]]:

@@ -54,7 +54,9 @@ def als(
         directed=False,
     )  # fmt: skip
     first = np.random.default_rng(seed).normal(0, 1 / np.sqrt(factors), (graph.size, factors))
-    program = VertexProgram(update=update, consistency="edge", schedule="chromatic", initial=first, until=until)
+    program = VertexProgram(
+        name="als", update=update, consistency="edge", schedule="chromatic", initial=first, until=until
+    )
     # Users first: their colors do not matter, as long as they are not those of items.
     colors = np.where(is_user, 0, 1)
     found = run(program, both_ways, max_rounds=rounds, colors=colors, seed=seed, **settings)

@@ -46,7 +46,7 @@ def belief_propagation(
         return np.concatenate([_normalized(total), total], axis=1)
 
     program = VertexProgram(
-        update=update, consistency="vertex", schedule="sweep", until=until,
+        name="belief-propagation", update=update, consistency="vertex", schedule="sweep", until=until,
         initial=np.zeros((graph.size, 2 * states)),  # the first round changes them, so it is not taken for the last
         edges={"message": np.zeros((simple.edge_count, states))},
     )  # fmt: skip

@@ -20,5 +20,5 @@ def coloring(graph: Graph, **settings: Any) -> GraphResult:
     def update(v: Any) -> Any:
         return v.gather("in", lambda e: e.source.value, reduce="mex")
 
-    program = VertexProgram(update=update, consistency="edge", schedule="fifo", initial=-1, until=0)
+    program = VertexProgram(name="coloring", update=update, consistency="edge", schedule="fifo", initial=-1, until=0)
     return dataclasses.replace(run(program, graph.undirected(), **settings), graph=graph)

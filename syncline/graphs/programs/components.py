@@ -20,6 +20,11 @@ def components(graph: Graph, **settings: Any) -> GraphResult:
         return np.minimum(v.value, v.gather("in", lambda e: e.source.value, reduce="min"))
 
     program = VertexProgram(
-        update=update, consistency="vertex", schedule="fifo", initial=lambda g: np.arange(g.size), until=0
+        name="components",
+        update=update,
+        consistency="vertex",
+        schedule="fifo",
+        initial=lambda g: np.arange(g.size),
+        until=0,
     )
     return dataclasses.replace(run(program, graph.undirected(), **settings), graph=graph)

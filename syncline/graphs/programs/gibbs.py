@@ -43,6 +43,8 @@ def gibbs(
         return np.concatenate([state, v.value[:, states:] + (state if v.round >= burn_in else 0.0)], axis=1)
 
     first = np.concatenate([np.eye(states)[own.argmax(axis=1)], np.zeros_like(own)], axis=1)
-    program = VertexProgram(update=update, consistency="edge", schedule="chromatic", initial=first, is_sampling=True)
+    program = VertexProgram(
+        name="gibbs", update=update, consistency="edge", schedule="chromatic", initial=first, is_sampling=True
+    )
     found = run(program, graph.undirected(), max_rounds=burn_in + samples, **settings)
     return dataclasses.replace(found, graph=graph, values=found.values[:, states:] / samples)

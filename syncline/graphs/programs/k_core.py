@@ -22,6 +22,6 @@ def k_core(graph: Graph, **settings: Any) -> GraphResult:
         return v.gather("in", lambda e: e.source.value, reduce="h_index")
 
     program = VertexProgram(
-        update=update, consistency="vertex", schedule="fifo", initial=lambda g: g.out_degree, until=0
+        name="k-core", update=update, consistency="vertex", schedule="fifo", initial=lambda g: g.out_degree, until=0
     )
     return dataclasses.replace(run(program, graph.undirected(), **settings), graph=graph)

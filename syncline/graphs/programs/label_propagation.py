@@ -46,6 +46,11 @@ def label_propagation(
         return v.gather("in", lambda e: e.source.value, reduce="mode")
 
     program = VertexProgram(
-        update=plain if labels is None else update, consistency="edge", schedule="sweep", initial=initial, until=0
+        name="label-propagation",
+        update=plain if labels is None else update,
+        consistency="edge",
+        schedule="sweep",
+        initial=initial,
+        until=0,
     )
     return dataclasses.replace(run(program, graph.undirected(), max_rounds=max_rounds, **settings), graph=graph)

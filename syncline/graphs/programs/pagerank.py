@@ -54,7 +54,9 @@ def pagerank(
 
     # What is pending adds up to at most 1 / (1 - d) times as much when it has reached all vertices.
     least = until if settings.get("schedule") in (None, "sweep", "chromatic") else until * (1 - damping)
-    program = VertexProgram(update=update, consistency="vertex", initial=start.copy(), until=least, is_relative=True)
+    program = VertexProgram(
+        name="pagerank", update=update, consistency="vertex", initial=start.copy(), until=least, is_relative=True
+    )
     starts, fields = {"start": (1 - damping) * start}, {"share": damping * shares}
     computed = graph.with_fields({**starts, **fields}, {}) if weight is None else graph.with_fields(starts, fields)
     found = run(program, computed, **settings)

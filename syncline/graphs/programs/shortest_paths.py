@@ -28,6 +28,8 @@ def shortest_paths(graph: Graph, *, source: Hashable, weight: str | None = None,
     def update(v: Any) -> Any:
         return np.minimum(v.value, v.gather("in", lambda e: e.source.value + e.length, reduce="min"))
 
-    program = VertexProgram(update=update, consistency="vertex", schedule="fifo", initial=initial, until=0)
+    program = VertexProgram(
+        name="shortest-paths", update=update, consistency="vertex", schedule="fifo", initial=initial, until=0
+    )
     found = run(program, graph.with_fields({}, {"length": lengths}), **settings)
     return dataclasses.replace(found, graph=graph)

@@ -54,7 +54,7 @@ def next_steps(state: RunState) -> list[tuple[str, str]]:
     steps = []
     if not plan.is_own_loop and not plan.is_cut_short and summary.epochs >= 1:
         steps.append((f"syncline resume {run} --epochs {2 * round(summary.epochs)}", "train longer"))
-    if state.cores > summary.workers and plan.kind != "fit":
+    if state.cores > summary.workers and plan.kind not in ("fit", "graph"):
         steps.append((f"--workers {state.cores}", f"use all {state.cores} cores of this machine"))
     elif not plan.is_own_loop:
         steps.append(("syncline explain TASK", "dry run: show the plan without training"))

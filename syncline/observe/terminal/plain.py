@@ -109,7 +109,7 @@ class PlainLines:
 
     def _started(self, event: RunStarted) -> None:
         plan = self._state.plan
-        length = "until it has converged" if plan.kind == "fit" else "length set by the script"
+        length = "until it has converged" if plan.kind in ("fit", "graph") else "length set by the script"
         if not plan.is_own_loop:
             length = f"{count(plan.epochs, 'epoch')} of {plan.train_samples:,} samples, {plan.total_steps} steps"
         self._line(f"{', '.join(self._state.title)}: {length}")

@@ -60,7 +60,7 @@ def test_ratings_are_factored(tmp_path):
 
 def test_what_cannot_be_done_is_refused_before_the_work(edges, tmp_path):
     for arguments, error, code in (
-        (("pagerank", "--data", edges, "--workers", 2), ConfigError, "one-worker"),
+        (("pagerank", "--data", edges, "--workers", 9), ConfigError, "invalid-setting"),
         (("pagerank", "--data", edges, "--out", tmp_path / "r.txt"), ConfigError, "ending"),
         (("pagerank", "--data", edges, "--memory-limit", "0.0001MB"), DataError, "graph-too-large"),
         (("shortest-paths", "--data", edges, "--source", "nobody"), ConfigError, "no-vertex"),

@@ -148,6 +148,31 @@ def test_als_solves_its_normal_equations_and_predicts_ratings_that_it_has_not_se
     assert np.allclose(found.values[30 + item], solved)
 
 
+def test_longest_paths_are_those_of_networkx_and_a_cycle_is_named():
+    for seed in range(5):
+        rng = np.random.default_rng(seed)
+        ends = np.sort(rng.integers(0, 30, (2, 60)), axis=0)
+        ends = np.unique(ends[:, ends[0] < ends[1]], axis=1)
+        order = rng.permutation(30)
+        graph = syncline.Graph(order[ends], size=30, edge_fields={"hours": rng.integers(0, 9, ends.shape[1])})
+        network = nx.DiGraph()
+        network.add_nodes_from(range(30))
+        hours = graph.edge_fields["hours"].tolist()
+        network.add_weighted_edges_from(zip(graph.sources.tolist(), graph.targets.tolist(), hours, strict=True))
+        longest = dict.fromkeys(range(30), 0)
+        for vertex in nx.topological_sort(network):
+            for _, target, weight in network.out_edges(vertex, data="weight"):
+                longest[target] = max(longest[target], longest[vertex] + weight)
+        for schedule in ("sweep", "fifo"):
+            found = syncline.graph.longest_paths(graph, weight="hours", schedule=schedule)
+            assert found.values.tolist() == [longest[v] for v in range(30)]
+    with pytest.raises(DataError) as caught:
+        syncline.graph.longest_paths(syncline.Graph([("z", "a"), ("a", "b"), ("b", "c"), ("c", "a"), ("c", "y")]))
+    assert caught.value.code == "cycle"
+    assert "abcabc".find("".join(caught.value.facts["cycle"])) >= 0  # in the order of its edges
+    assert len(caught.value.facts["cycle"]) == 3
+
+
 def test_input_that_is_wrong_is_refused():
     graph = syncline.Graph([("a", "b"), ("b", "c")], edge_fields={"w": [1.0, -2.0]})
     for call in (

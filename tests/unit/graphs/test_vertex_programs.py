@@ -137,7 +137,9 @@ def test_settings_that_are_wrong_are_refused():
             syncline.vertex_program(**{name: value})(lambda v: v.value)
         assert caught.value.code == code
     for options, code in (
-        ({"workers": 2}, "one-worker"),
+        ({"workers": 4}, "invalid-setting"),
+        ({"workers": 2, "partition": "metiss"}, "unknown-name"),
+        ({"worker": 2}, "unknown-option"),
         ({"initial": [1.0]}, "field-length"),
         ({"colors": [0, 0, 0]}, "improper-colors"),
         ({"schedule": "chromatic", "consistency": "vertex"}, "schedule-and-consistency"),
