@@ -146,7 +146,47 @@ class LoopUpdate(Protocol):
         """
 
 
-class Exchange(LoopUpdate, Protocol):
+class Pace(Protocol):
+    """Whether and how workers train at their own pace."""
+
+    @property
+    def is_asynchronous(self) -> bool:
+        """Whether each worker trains at its own pace."""
+
+    def may_continue(self, limit_s: float) -> bool:
+        """Whether this worker may begin its next step; polled, for asynchronous strategies, until it may."""
+
+    def must_meet(self, step: int) -> bool:
+        """Whether all workers must meet when `step` steps are done."""
+
+    @property
+    def independent(self) -> Collective:
+        """The workers that train at their own pace, for asynchronous strategies: they meet."""
+
+    def decide(self, decision: Callable[[], int]) -> int:
+        """What `decision` returns, on all workers that train as one: one of them, which is independent, calls it."""
+
+
+class PrivateState(Protocol):
+    """What each worker holds for itself, beside the model and the optimizer."""
+
+    def private_state(self) -> dict[str, Any] | None:
+        """What a checkpoint must hold for this worker alone, beside rank 0's model and optimizer; or None.
+
+        Called inside `shared`.
+        """
+
+    def load_private_state(self, state: dict[str, Any]) -> None:
+        """Load what an earlier `private_state` returned."""
+
+    def carried_state(self) -> dict[str, Any] | None:
+        """The part of the private state that this worker keeps in the next View."""
+
+    def replacement_state(self) -> dict[str, Any] | None:
+        """The part of it that a replacement needs which copies this worker's replica."""
+
+
+class Exchange(LoopUpdate, Pace, PrivateState, Protocol):
     """What a strategy does, and when.
 
     The piggybacked values of the gradient buffer are what all workers must agree on (the loss, a request to stop). They
@@ -154,10 +194,6 @@ class Exchange(LoopUpdate, Protocol):
     of an asynchronous strategy reach a step at different times, so nothing can travel with it: they are called together
     when there is something to agree on (`workers/meeting.py`).
     """
-
-    @property
-    def is_asynchronous(self) -> bool:
-        """Whether each worker trains at its own pace."""
 
     @property
     def recovery(self) -> Recovery:
@@ -204,39 +240,11 @@ class Exchange(LoopUpdate, Protocol):
     def after_update(self, weight: float) -> bool:
         """The step is done. True if the piggybacked values now hold the weighted sum over all workers."""
 
-    def may_continue(self, limit_s: float) -> bool:
-        """Whether this worker may begin its next step; polled, for asynchronous strategies, until it may."""
-
-    def must_meet(self, step: int) -> bool:
-        """Whether all workers must meet when `step` steps are done."""
-
-    @property
-    def independent(self) -> Collective:
-        """The workers that train at their own pace, for asynchronous strategies: they meet."""
-
-    def decide(self, decision: Callable[[], int]) -> int:
-        """What `decision` returns, on all workers that train as one: one of them, which is independent, calls it."""
-
     def shared(self) -> AbstractContextManager[None]:
         """A context in which every replica holds the shared model: what is evaluated and saved."""
 
     def settle(self) -> None:
         """Give every replica the shared model for good: another strategy follows."""
-
-    def private_state(self) -> dict[str, Any] | None:
-        """What a checkpoint must hold for this worker alone, beside rank 0's model and optimizer; or None.
-
-        Called inside `shared`.
-        """
-
-    def load_private_state(self, state: dict[str, Any]) -> None:
-        """Load what an earlier `private_state` returned."""
-
-    def carried_state(self) -> dict[str, Any] | None:
-        """The part of the private state that this worker keeps in the next View."""
-
-    def replacement_state(self) -> dict[str, Any] | None:
-        """The part of it that a replacement needs which copies this worker's replica."""
 
     def close(self) -> None:
         """Release what this exchange holds, without waiting for other workers; the parameters keep their values.
