@@ -15,7 +15,7 @@ import numpy as np
 
 from syncline.data.image_input import find_images, read_image
 from syncline.errors import ConfigError, UnknownName
-from syncline.models.answers import PROBABILITIES
+from syncline.models.answers import LOGITS, PROBABILITIES
 
 __all__ = ["Prediction", "predict"]
 
@@ -128,7 +128,9 @@ def _exported(path: Path, outputs: Sequence[str]) -> _Model:
 
     session = open_session(path)
     facts = metadata_of(session, str(path))
-    names = list(dict.fromkeys([PROBABILITIES, *outputs]))
+    # A file with the outputs `fc1,logits` has no probabilities, which follow from the logits.
+    has_logits_only = PROBABILITIES not in facts.output_names and LOGITS in facts.output_names
+    names = list(dict.fromkeys([LOGITS if has_logits_only else PROBABILITIES, *outputs]))
     for name in names:
         if name not in facts.output_names:
             more = f"Export the run again with --outputs {','.join([*facts.output_names, name])}."
@@ -137,9 +139,16 @@ def _exported(path: Path, outputs: Sequence[str]) -> _Model:
 
     def answer(inputs: np.ndarray) -> dict[str, np.ndarray]:
         stored = np.rint(inputs * np.float32(255)).astype(np.uint8) if one.dtype == "uint8" else inputs
-        return dict(zip(names, session.run(names, {one.name: stored}), strict=True))
+        found = dict(zip(names, session.run(names, {one.name: stored}), strict=True))
+        return found if not has_logits_only else {PROBABILITIES: _softmax(found[LOGITS]), **found}
 
     return _Model(
         one.shape, facts.kind == "image", facts.answers == "classes" and facts.kind != "text", facts.data,
         facts.is_handwriting, facts.class_names, answer,
     )  # fmt: skip
+
+
+def _softmax(logits: np.ndarray) -> np.ndarray:
+    exponentials = np.exp(logits - logits.max(1, keepdims=True))
+    found: np.ndarray = exponentials / exponentials.sum(1, keepdims=True)
+    return found

@@ -8,8 +8,11 @@ import tomllib
 from pathlib import Path
 
 import numpy as np
+import onnx
 import pytest
+from onnx import TensorProto, helper
 from PIL import Image, ImageDraw, ImageFont
+from serving_models import save_model
 from typer.testing import CliRunner
 
 import syncline
@@ -18,6 +21,7 @@ from syncline.data.image_input import find_images, read_image
 from syncline.data.named import named
 from syncline.errors import CheckpointError, ConfigError, DataError, UnknownName
 from syncline.models.zoo import pretrained
+from syncline.serving.metadata import ModelMetadata, TensorFacts
 
 MNIST = (1, 28, 28)
 
@@ -211,3 +215,31 @@ def test_every_layer_that_show_lists_is_an_output_of_predict(tmp_path: Path) -> 
     assert np.array_equal(logits, found["outputs"][names[-1]])
     softmax = np.exp(logits - logits.max()) / np.exp(logits - logits.max()).sum()
     assert np.allclose(softmax, list(found["probabilities"].values()), atol=1e-6)
+
+
+def test_an_exported_file_with_logits_only_gives_probabilities(tmp_path: Path) -> None:
+    """As `syncline export --outputs logits` writes it: the sum of the upper and of the lower half of 2 x 2 pixels."""
+    facts = ModelMetadata(
+        name="m", version="1", sha256="ab", kind="image", answers="classes", class_names=("upper", "lower"),
+        inputs=(TensorFacts(name="x", dtype="float32", shape=(1, 2, 2)),),
+        outputs=(TensorFacts(name="logits", dtype="float32", shape=(2,)),),
+    )  # fmt: skip
+    path = save_model(
+        tmp_path / "m.onnx",
+        [helper.make_node("ReduceSum", ["x", "axes"], ["logits"], keepdims=0)],
+        {"x": (TensorProto.FLOAT, ["batch", 1, 2, 2])},
+        {"logits": (TensorProto.FLOAT, ["batch", 2])},
+        {"axes": np.array([1, 3])},
+    )
+    model = onnx.load(path)
+    model.metadata_props.add(key="syncline", value=facts.to_json())
+    onnx.save(model, path)
+    image = Image.new("L", (2, 2), 0)
+    image.putpixel((0, 1), 255)
+    image.save(tmp_path / "lower.png")
+    (found,) = syncline.predict(path, tmp_path / "lower.png", outputs=["logits"])
+    assert found.label == "lower"
+    assert found.outputs["logits"].tolist() == [0.0, 1.0]
+    assert found.probability == pytest.approx(1 / (1 + np.exp(-1)))
+    with pytest.raises(UnknownName):
+        syncline.predict(path, tmp_path / "lower.png", outputs=["fc1"])
