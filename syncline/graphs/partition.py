@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from importlib.util import find_spec
 
 import numpy as np
 
@@ -76,9 +77,18 @@ def divide(graph: Graph, parts: int, method: str = "blocks") -> Division:
 
 
 def check_method(method: str) -> None:
-    """Refuse a partitioner that does not exist."""
+    """Refuse a partitioner that does not exist, or is not installed."""
     if method not in METHODS:
         raise UnknownName.among("partitioner", method, METHODS)
+    if method == "metis" and find_spec("pymetis") is None:
+        raise _no_metis()
+
+
+def _no_metis() -> ConfigError:
+    return ConfigError(
+        "The partitioner 'metis' needs pymetis, which is not installed: pip install pymetis. Or use 'blocks'.",
+        code="no-metis",
+    )
 
 
 def _edge_cut(graph: Graph, parts: int, method: str, owners: np.ndarray) -> Division:
@@ -158,10 +168,7 @@ def _metis(graph: Graph, parts: int) -> np.ndarray:
     try:
         import pymetis
     except ImportError:
-        raise ConfigError(
-            "The partitioner 'metis' needs pymetis, which is not installed: pip install pymetis. Or use 'blocks'.",
-            code="no-metis",
-        ) from None
+        raise _no_metis() from None
     simple = graph.undirected()
     if parts == 1:
         return np.zeros(graph.size, np.int64)

@@ -10,6 +10,7 @@ import pytest
 from rank_processes import GlooRanks, RankProcesses, SharedMemoryRanks, start_fork_server, stop_fork_server
 
 import syncline
+from syncline.errors import ConfigError
 from syncline.graphs import running
 from syncline.graphs.asynchronous import AsynchronousRun, conflicts
 from syncline.graphs.cut import edge_routes, vertex_routes
@@ -150,6 +151,17 @@ def test_over_a_network_the_bits_are_the_same(on_ranks):
             syncline.graph.pagerank(graph, schedule=schedule, workers=2, partition="hash"),
         )
     same(syncline.graph.coloring(graph), syncline.graph.coloring(graph, workers=2, partition="hash"))
+
+
+def test_what_asynchronous_parts_cannot_do_is_refused(on_ranks):
+    graph, asynchronously = random_graph(3), {"workers": 2, "asynchronous": True}
+    with pytest.raises(ConfigError) as caught:
+        syncline.graph.gibbs(graph, np.ones((40, 2)), np.ones((2, 2)), **asynchronously)
+    assert caught.value.code == "sampling-asynchronously"
+    on_ranks(GlooRanks)
+    with pytest.raises(ConfigError) as caught:
+        syncline.graph.components(graph, **asynchronously)
+    assert caught.value.code == "asynchronous-needs-memory"
 
 
 def test_edge_consistency_equals_some_sequential_order(on_ranks):
