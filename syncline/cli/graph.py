@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from syncline.cli.output import exit_if_interrupted
 from syncline.cli.run_options import bundle_options
 from syncline.errors import ConfigError, Interrupted
 
@@ -261,7 +262,7 @@ def _run(
     if out is not None and out.suffix not in (".csv", ".npy", ".parquet"):
         raise ConfigError(f"--out is {out}, but must end in .csv, .parquet or .npy.", code="ending", path=str(out))
     graph = source.read()
-    with _progress(program != "triangles") as progress:
+    with exit_if_interrupted(), _progress(program != "triangles") as progress:
         found: GraphResult = getattr(library, program)(graph, **options, **progress)
     (show or _print_top)(found, top)
     state = "converged" if found.converged else "stopped"

@@ -8,7 +8,7 @@ from pyarrow import parquet
 from typer.testing import CliRunner
 
 from syncline.cli.main import app
-from syncline.errors import ConfigError, DataError
+from syncline.errors import ConfigError, DataError, Interrupted
 
 
 @pytest.fixture
@@ -56,6 +56,23 @@ def test_ratings_are_factored(tmp_path):
     done = invoke("als", "--data", path, "--factors", 1, "--regularization", 0.0001, "--out", tmp_path / "f.npy")
     assert float(done.stdout.split()[0]) < 0.01
     assert np.load(tmp_path / "f.npy").shape == (5, 1)
+
+
+@pytest.mark.parametrize(
+    ("stopped", "said"),
+    [
+        (Interrupted("Saved. To resume: the same command with --resume runs/x."), "--resume runs/x"),
+        (KeyboardInterrupt(), "Nothing was saved"),
+    ],
+)
+def test_a_run_that_is_stopped_says_how_to_continue(edges, monkeypatch, stopped, said):
+    def stop(graph, **settings):
+        raise stopped
+
+    monkeypatch.setattr("syncline.graph.components", stop)
+    done = invoke("components", "--data", edges)
+    assert done.exit_code == 130
+    assert said in done.stderr
 
 
 def test_what_cannot_be_done_is_refused_before_the_work(edges, tmp_path):
