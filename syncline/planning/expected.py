@@ -16,12 +16,14 @@ from pathlib import Path
 import msgspec
 
 from syncline.config.owned_files import open_regular
-from syncline.planning.cost.profile import Fact
+from syncline.planning.cost.profile import COMPUTE, Fact
 from syncline.planning.cost.ranges import Range
 
 _PART_OF_EXCHANGE = ("waiting", "encoding", "scoring")
 """Terms that a run reports as part of its exchange, unless its transport measures them."""
 _FEWEST_STEPS = 2
+_DISTURBED = 1.3
+"""If each phase of computing takes so many times as long, it is not the strategy."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -111,7 +113,19 @@ class Comparison:
         if abs(missed_s) < 0.02 * self.step.measured:
             return f"A step was {off}."
         part = abs(missed_s) / self.step.measured
-        return f"A step was {off}; the term that was missed most is {worst.name}, by {part:.0%} of a step."
+        said = f"A step was {off}; the term that was missed most is {worst.name}, by {part:.0%} of a step."
+        return f"{said} {self._disturbance}".rstrip()
+
+    @property
+    def _disturbance(self) -> str:
+        """What a strategy does not explain: each phase of computing took longer, or shorter."""
+        ratios = [row.measured / row.predicted.mid for row in self.terms if row.name in COMPUTE and row.predicted.mid]
+        if len(ratios) > 1 and min(ratios) >= _DISTURBED:
+            return (
+                f"Each phase of computing took at least {min(ratios):.2g} times as long as predicted: something else was "
+                "using the machine."
+            )
+        return ""
 
 
 def compare(expected: Expected, fact: Fact) -> Comparison | None:

@@ -212,6 +212,17 @@ def test_a_term_that_was_not_expected_is_shown_too():
     assert next(row for row in found.terms if row.name == "exchange").error is None
 
 
+def test_a_machine_that_was_used_by_something_else_is_told_from_a_wrong_prediction():
+    terms = {name: Range.exactly(0.1) for name in ("data", "forward", "backward", "exchange")}
+    made = dataclasses.replace(EXPECTED, terms=terms)
+
+    def summary(**measured: float) -> str:
+        return compare(made, Fact(terms={**dict.fromkeys(terms, 0.1), **measured}, bytes_per_step=1, steps=9)).summary
+
+    assert "something else" in summary(data=0.2, forward=0.15, backward=0.3)
+    assert "something else" not in summary(data=0.2, forward=0.1, backward=0.3, exchange=0.9)
+
+
 def test_the_file_is_read_back_and_a_damaged_one_is_none(tmp_path):
     path = tmp_path / "expected.json"
     path.write_bytes(EXPECTED.to_json())
