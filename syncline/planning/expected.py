@@ -122,8 +122,8 @@ class Comparison:
         ratios = [row.measured / row.predicted.mid for row in self.terms if row.name in COMPUTE and row.predicted.mid]
         if len(ratios) > 1 and min(ratios) >= _DISTURBED:
             return (
-                f"Each phase of computing took at least {min(ratios):.2g} times as long as predicted: something else was "
-                "using the machine."
+                f"Each phase of computing took at least {min(ratios):.2g} times as long as predicted: something else "
+                "was using the machine."
             )
         return ""
 
