@@ -114,16 +114,15 @@ class _Cell:
         fastest: dict[str, Fact] = {}
         with emulated as namespaces:
             network_ = namespaces.network if namespaces is not None else None
-            for _ in range(self._grid.rounds):
-                for prediction in plan.predictions:
+            for number in range(1, self._grid.rounds + 1):
+                for prediction in sorted(plan.predictions, key=name_of):
                     found, name = self._measured(prediction, network_), name_of(prediction)
                     if found is not None and (name not in fastest or found.step_s < fastest[name].step_s):
                         fastest[name] = found
-        for prediction in sorted(plan.predictions, key=name_of):
-            if name_of(prediction) in fastest:
-                checked = _checked(self._model, str(place), prediction, fastest[name_of(prediction)])
-                self._say(f"  {checked.strategy}: {checked.error:+.0%}")
-                yield checked
+                    if number == self._grid.rounds and name in fastest:
+                        checked = _checked(self._model, str(place), prediction, fastest[name])
+                        self._say(f"  {checked.strategy}: {checked.error:+.0%}")
+                        yield checked
 
     def _paced(self, real: Task) -> Task:
         """The task with a model that sleeps for as long as this one's passes take."""
