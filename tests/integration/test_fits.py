@@ -49,6 +49,23 @@ def test_two_workers_find_what_one_finds_also_when_both_are_killed(tmp_path, mon
     assert any(isinstance(event, Recovered) for event in events)
 
 
+def test_factors_are_the_same_when_a_worker_is_killed(tmp_path, monkeypatch):
+    random = np.random.default_rng(0)
+    pairs = random.choice(80 * 60, 1500, replace=False)
+    data = pairs // 60, pairs % 60, random.integers(1, 6, len(pairs))
+
+    def factors(workers):
+        options = {"out": tmp_path, "quiet": True, "tolerance": 0.0, "max_rounds": 60}
+        found = syncline.fit("als(factors=8)", data=data, workers=workers, **options)
+        assert found.rounds == 60
+        return found["item_factors"].tobytes()
+
+    alone = factors(1)
+    for name, value in install("kill worker 1 at step 30").items():
+        monkeypatch.setenv(name, value)
+    assert factors(2) == alone
+
+
 def test_a_fit_that_ends_without_its_workers_resumes_to_the_same_result(tmp_path, monkeypatch):
     whole = fit(tmp_path)
     for name, value in install("kill worker 0 at step 60").items():
