@@ -303,7 +303,9 @@ def _check_data(data: Spec) -> None:
     elif is_location(data.name):
         FileOptions.of(data.options)
     else:
-        raise UnknownName.among("dataset", data.name, names(), more="For your own files, pass a path or URL.")
+        is_graph = data.name in ("cora", "debian") or data.name.startswith("graph:")
+        graphs = f" Graphs are for graph networks: {', '.join(zoo.graph_names())}." if is_graph else ""
+        raise UnknownName.among("dataset", data.name, names(), more=f"For your own files, pass a path or URL.{graphs}")
 
 
 def made(data: Any) -> Any:

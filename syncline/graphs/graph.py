@@ -221,7 +221,7 @@ def _numbered(ends: np.ndarray, names: Sequence[Hashable] | None) -> tuple[np.nd
     if (numbers < 0).any():
         row, edge = (int(place) for place in np.argwhere(numbers < 0)[0])
         why = f"none of the {len(names):,} vertices has that name"
-        raise _missing(edge, ("source", "target")[row], ends[row, edge].item(), why)
+        raise _missing(edge, ("source", "target")[row], ends[row].tolist()[edge], why)
     return numbers, names
 
 

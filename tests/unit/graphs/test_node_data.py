@@ -80,6 +80,15 @@ def test_a_graph_that_cannot_be_learned_from_is_refused(make, error, code):
     assert caught.value.code == code
 
 
+def test_an_edge_in_a_file_to_a_node_that_is_not_there_is_named(tmp_path):
+    (tmp_path / "nodes.csv").write_text("name,y,x\na,0,1.5\nb,1,2.5\n")
+    (tmp_path / "edges.csv").write_text("source,target\na,b\nb,zz\n")
+    with pytest.raises(DataError) as caught:
+        node_data(str(tmp_path))
+    assert caught.value.code == "edge-to-missing-node"
+    assert (caught.value.facts["edge"], caught.value.facts["vertex"]) == (1, "zz")
+
+
 def test_unknown_fields_and_shares_are_refused():
     with pytest.raises(UnknownName):
         node_data(two_groups(), labels="klass")
