@@ -22,6 +22,7 @@ from typing import Literal
 import numpy as np
 import torch
 
+from syncline.compute.allocator import release_freed
 from syncline.data.assignment import Position, total
 from syncline.data.order import SampleOrder, Share
 from syncline.layouts.spread import ModelSpread
@@ -143,6 +144,7 @@ class Stepper:
         if self._sync.is_first or not synced.is_inherited:
             progress.updated_at = progress.position.step
         if self._sync.is_first:
+            release_freed()  # copies of the model, and what measuring it took, are not needed any more
             session.peak_memory.reset()  # start-up does not count
         self._sync.hold(state, self.exchange)
         self._updaters = [Updater(*b, session.recorder, requests=session, clip_norm=clip_norm) for b in built]
