@@ -95,6 +95,21 @@ def test_a_limit_below_what_one_sample_needs_is_told_with_what_helps(tmp_path):
     assert "Traceback" not in done.err
 
 
+def test_what_is_too_large_for_one_worker_is_trained_by_two_that_hold_it_together(tmp_path):
+    # 18 million parameters with AdamW: 293 MB of state, of which each of two workers has a half.
+    words = (
+        "train", "mlp(hidden=[3000, 3000, 3000])", "--data", "digits", "--optimizer", "adamw", "--max-steps", "3",
+        "--batch", "16", "--tune", "off", "--evaluate-every", "0", "--memory-limit", "480MB", "--out", str(tmp_path),
+    )  # fmt: skip
+    alone = command(*words, cwd=tmp_path)
+    assert alone.code == 1
+    assert "memory_limit is 480 MB, but a worker needs about" in alone.err
+    for layout in ("sharded", "pipeline(2)"):
+        done = command(*words, "--layout", layout, "--json", cwd=tmp_path, is_warm=False)  # which holds less
+        assert done.code == 0, done.err
+        assert all(peak < 480e6 for peak in done.events[-1]["peak_memory_bytes"].values()), layout
+
+
 def test_with_one_flag_activations_are_recomputed_and_the_bits_are_the_same(tmp_path):
     states = []
     for flag in (False, True):
