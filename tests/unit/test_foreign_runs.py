@@ -18,7 +18,7 @@ from syncline import task_file
 from syncline.checkpoint import store
 from syncline.cli.report import report
 from syncline.config.run import RunConfig
-from syncline.coordinator.open_run import _earlier_run
+from syncline.coordinator.open_run import earlier_run
 from syncline.coordinator.requests import Request, RequestBox, send_request
 from syncline.data.audit import audit_file
 from syncline.data.ledger import Used, encode
@@ -150,11 +150,11 @@ def test_another_users_link_to_a_run_of_ours_is_not_followed(ours, tmp_path):
 def test_resume_auto_passes_over_the_runs_of_others(ours):
     found = Plan.from_dict(plan())
     config = RunConfig(out=str(ours.path.parent), resume="auto")
-    earlier = _earlier_run(config, found)
+    earlier = earlier_run(config, found.fingerprint)
     assert earlier is not None
     assert earlier.path == ours.path
     os.chown(ours.path, NOBODY, -1)
-    assert _earlier_run(config, found) is None
+    assert earlier_run(config, found.fingerprint) is None
 
 
 @needs_root
