@@ -516,7 +516,7 @@ def _conclude(
         )  # fmt: skip
     summary = _summary_of(finished.summary, plan, run_dir, started, stopped_early=outcome == "stopped")
     if outcome == "stopped":
-        what_done = "round" if plan.kind == "graph" else "step"
+        what_done = "round" if plan.kind in ("graph", "fit") else "step"
         message = f"Stopped after {what_done} {summary.steps}; everything is saved. To resume: {resume_command}"
         emit(RunEnded(reason="stopped", message=message))
         raise Interrupted(

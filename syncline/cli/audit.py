@@ -29,10 +29,10 @@ def audit(run_dir: RunPath) -> None:
     found = audit_file(found_run.ledger)
     steps = _last_step(found_run)
     if not found.epochs:
-        if found_run.read_plan().get("kind") == "graph":
+        done = {"graph": "it computed on a graph", "fit": "it fitted blocks of parameters to all data"}
+        if (kind := found_run.read_plan().get("kind")) in done:
             raise ConfigError(
-                f"{run_dir} has no samples to account for: it computed on a graph.", code="no-samples",
-                run_dir=str(run_dir),
+                f"{run_dir} has no samples to account for: {done[kind]}.", code="no-samples", run_dir=str(run_dir),
             )  # fmt: skip
         if steps and _has_no_samples(found_run):
             raise ConfigError(

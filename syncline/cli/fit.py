@@ -19,7 +19,7 @@ _BLOCKS = "Blocks"
 
 MODELS_HELP = (
     "Models and their options: lasso(alpha, intercept), elastic-net(alpha, l1_ratio, intercept), als(factors, "
-    "regularization, alpha, implicit)."
+    "regularization, alpha, implicit), k-means(clusters)."
 )
 
 

@@ -203,6 +203,11 @@ def saved_task(run_dir: RunDir) -> Task | Script:
     found = task_file.read_saved(run_dir.task_file)
     if isinstance(found, Task | Script):
         return found
+    if run_dir.read_plan().get("kind") == "fit":
+        raise ConfigError(
+            f"{run_dir.path} is a fit by blocks, which has no network. Its arrays are in {run_dir.path}/result.npz; in "
+            "Python, syncline.fit(...) returns an object that predicts.", code="no-model", path=str(run_dir.path),
+        )  # fmt: skip
     raise ConfigError(
         f"{run_dir.path} is not a training: it computed on a graph, and has no model. Its command "
         "saves them with --out.", code="no-model", path=str(run_dir.path),

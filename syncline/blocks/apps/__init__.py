@@ -14,6 +14,7 @@ APPS = {
     "lasso": "lasso:Lasso",
     "als": "als:ALS",
     "elastic-net": "elastic_net:ElasticNet",
+    "k-means": "k_means:KMeans",
 }
 """The file and the class of each app."""
 
