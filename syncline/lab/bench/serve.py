@@ -40,8 +40,9 @@ _TIMES_OURS = {"mlserver": 3, "triton": 3, "litserve": 8, "bentoml": 8}
 """How many times as much CPU time as ours each server is expected to take for the same JSON."""
 _AS_STARTED = "json, batched"
 """Ours as users start it; the others are, too."""
-_IMAGES_FOR_RATE = 16
-"""Images per request of the rate: the server then takes about 60 times the CPU of the client on the same cores."""
+_IMAGES_FOR_RATE = 8
+"""Images per request of the rate: the server then takes about 20 times the CPU of the client on the same cores. With
+more, the connections would wait for each other so long that the server refused some."""
 
 
 def suites(settings: BenchSettings) -> Generator[Suite, None, None]:
@@ -120,8 +121,8 @@ def _cpu_suite(
 
 
 def _rate_suite(one: ModelServer, two: ModelServer, runtimes: Runtimes, count: int) -> Suite:
-    measure = partial(_rate, binary_request(_IMAGES_FOR_RATE), count // 4)
-    runs = count // 4
+    measure = partial(_rate, binary_request(_IMAGES_FOR_RATE), count // 2)
+    runs = count // 2
     return Suite(
         name="serve-rate",
         measures=f"Requests per second with binary tensors: {MODEL}, {_IMAGES_FOR_RATE} images per request, "
