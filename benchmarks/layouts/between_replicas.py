@@ -35,7 +35,7 @@ def final_loss(strategy: str, layout: str, seed: int, arguments: argparse.Namesp
         result = syncline.train(
             model=arguments.model, data=arguments.data, strategy=strategy, layout=layout, workers=workers, seed=seed,
             batch=64, max_steps=arguments.steps, epochs=1000, threads=1, tune="off", quiet=True, out=folder,
-            evaluate_every=0,
+            evaluate_every=1000,  # only at the end
         )  # fmt: skip
     audit = audit_file(RunDir(result.run_dir).ledger)
     if not audit.is_clean:
