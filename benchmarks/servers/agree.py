@@ -16,7 +16,6 @@ import numpy as np
 import syncline
 from syncline.lab.bench.peer_recipes import environments_folder
 from syncline.lab.bench.server_peers import found_servers, started
-from syncline.serving.exporting.onnx_file import export_onnx
 from syncline.serving.serve import ModelServer
 
 COUNT = 50
@@ -69,7 +68,8 @@ def main() -> int:
     with tempfile.TemporaryDirectory() as folder:
         model = Path(sys.argv[1]) if len(sys.argv) > 1 else Path(folder) / "lenet.onnx"
         if len(sys.argv) == 1:
-            export_onnx("lenet", model)
+            # A process of its own: torch would take the folder `triton` beside this script for the package.
+            subprocess.run([sys.executable, "-m", "syncline", "export", "lenet", "--out", model], check=True)
         with syncline.serve(model, token=False, grpc=True) as server:
             ours = answers(f"{server.url}/v2/models/{model.stem}/infer")
             is_kserve_right = check_kserve(server, model.stem)

@@ -25,7 +25,6 @@ import pyarrow.parquet as pq
 from onnx import TensorProto, helper, numpy_helper
 
 import syncline
-from syncline.serving.exporting.onnx_file import export_onnx
 
 REQUESTS, RELOADS, CLIENTS = 10_000, 20, 4
 MEMORY_RELOADS = 1000
@@ -147,7 +146,9 @@ def kills(folder: Path) -> bool:
 
 def rows(folder: Path) -> bool:
     """Rows in Parquet, scored by a command that is killed in the middle, and by the same command again."""
-    export_onnx("lenet", folder / "lenet.onnx")
+    # A process of its own: beside this script there is a folder `triton`, which torch would take for the package.
+    syncline_command = [sys.executable, "-m", "syncline"]
+    subprocess.run([*syncline_command, "export", "lenet", "--out", folder / "lenet.onnx"], check=True)
     pixels, each = np.random.default_rng(0).integers(0, 256, (1000, 784), np.uint8), ROWS // FILES
     (folder / "data").mkdir()
     for k in range(FILES):
@@ -156,8 +157,7 @@ def rows(folder: Path) -> bool:
         table = pa.table({"id": np.arange(k * each, (k + 1) * each), "image": images})
         pq.write_table(table, folder / f"data/{k}.parquet")
     out = folder / "scores"
-    command = [sys.executable, "-m", "syncline", "predict", folder / "lenet.onnx"]
-    command += ["--data", folder / "data", "--out", out]
+    command = [*syncline_command, "predict", folder / "lenet.onnx", "--data", folder / "data", "--out", out]
     first = subprocess.Popen(command, start_new_session=True, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
     while first.poll() is None and len(list(out.glob("**/*.parquet"))) < ROWS // 50_000 // 2:
         time.sleep(0.05)
