@@ -58,7 +58,9 @@ _ON_WORKERS: dict[str, Any] = {
     "workers": Annotated[int | None, typer.Option("--workers", "-w", help="Number of workers. Default: 1.", min=1)],
     "partition": Annotated[
         str | None,
-        typer.Option(help="How to divide the graph: blocks, hash, metis, vertex-cut, vertex-hash. Default: blocks."),
+        typer.Option(
+            help="How to divide the graph: blocks, hash, greedy, metis, vertex-cut, vertex-hash. Default: blocks."
+        ),
     ],
     "asynchronous": Annotated[
         bool | None, typer.Option("--asynchronous", help="Workers do not wait for each other in every round.")

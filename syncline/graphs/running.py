@@ -57,9 +57,9 @@ def run(
     Settings that are not given are the program's own. `colors` keeps vertices apart by a coloring of your own instead
     of one that is computed: one number for each vertex.
 
-    Several `workers` divide the graph by `partition`: "blocks", "hash", "metis", "vertex-cut" or "vertex-hash". They do
-    the same rounds as one, together, or with `asynchronous` each its own without waiting for the others. `settings` are
-    those of a run, such as out, name, resume, engine and on_worker_failure.
+    Several `workers` divide the graph by `partition`: "blocks", "hash", "greedy", "metis", "vertex-cut" or
+    "vertex-hash". They do the same rounds as one, together, or with `asynchronous` each its own without waiting for the
+    others. `settings` are those of a run, such as out, name, resume, engine and on_worker_failure.
     """
     check_options("syncline.graph.run", settings, RUN_SETTINGS, kind="setting")
     if max_rounds is not None and max_rounds < 1:
