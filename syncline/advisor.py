@@ -48,7 +48,7 @@ def plan(
     `network`, such as "100mbit,1ms", each worker is on a host of its own with such a link, unless there are fewer
     `hosts`; they are taken to be like this machine.
     `layouts` are planned besides `replicated`, with the strategies that they fit: ["sharded"], or ["all"].
-    With a `target` accuracy, a probe of at most `probe_s` tells how long it takes: `plan.seconds_to_target(strategy)`.
+    With a `target` accuracy, a probe of at most `probe_s` shows how long it takes: `plan.seconds_to_target(strategy)`.
     `settings` are those of `RunConfig` and of `syncline.train`: batch, threads, optimizer, ...
 
     >>> plan = syncline.plan(model="lenet", data="mnist", workers=4, network="100mbit")   # doctest: +SKIP

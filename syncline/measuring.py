@@ -196,7 +196,9 @@ def _target_note(target: Target | None) -> list[str]:
         return []
     found = f"{target.source} "
     if target.samples is None:
-        return [f"{found}It does not lead to {100 * target.accuracy:g}% as far as can be told: probe longer (--probe)."]
+        return [
+            f"{found}It does not lead to {100 * target.accuracy:g}% as far as the probe shows: probe longer (--probe)."
+        ]
     low, mid, high = (f"{value:,.0f}" for value in (target.samples.low, target.samples.mid, target.samples.high))
     return [f"{found}{100 * target.accuracy:g}% takes one process {mid} samples ({low} to {high})."]
 

@@ -33,7 +33,7 @@ class Verdict:
     gap: float
     """How far the fit is from done, relative: it ends when this is at most the tolerance."""
     change: np.ndarray | None = None
-    """How much each block would change, if the survey tells."""
+    """How much each block would change, if the survey knows."""
     metrics: Mapping[str, float] = dataclasses.field(default_factory=dict)
     """Shown to the user."""
 

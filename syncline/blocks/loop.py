@@ -1,8 +1,8 @@
 """The rounds of a fit, the same on every worker: pick blocks, update them lane by lane, merge, and survey.
 
 Here: `Fitting`, and `Team`, through which workers pass on what their lanes found. Every worker keeps the whole state
-and merges all updates in the same order, so all copies have the same bits, whoever computed a lane. That is what makes
-recovery simple: the lanes of a worker that failed are computed again by the others, or by its replacement.
+and merges all updates in the same order, so all copies have the same bits, whichever worker computed a lane. That is what
+makes recovery simple: the lanes of a worker that failed are computed again by the others, or by its replacement.
 
 Not here: what is computed (`apps/`), which blocks (`schedule.py`), processes and checkpoints
 (`workers/block_worker.py`, `fitting.py`).
@@ -91,7 +91,7 @@ class Fitting:
             self.restore(state)
 
     def restore(self, saved: Arrays) -> None:
-        """Go on from a saved state."""
+        """Continue from a saved state."""
         state = {name: array.copy() for name, array in saved.items()}
         self._change, self._peak = state.pop(CHANGE), float(state.pop(PEAK))
         self.round, self.surveyed_at, self.updates, self.surveys = map(int, state.pop(COUNTERS))
@@ -99,7 +99,7 @@ class Fitting:
         self._is_new = self.surveys == 0
 
     def saved(self) -> Arrays:
-        """All that is needed to go on from here; nothing is copied."""
+        """All that is needed to continue from here; nothing is copied."""
         counters = np.array([self.round, self.surveyed_at, self.updates, self.surveys])
         return {**self.state, CHANGE: self._change, PEAK: np.array(self._peak), COUNTERS: counters}
 

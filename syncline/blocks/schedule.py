@@ -40,7 +40,7 @@ class Blocks:
             Default: what suits the app.
         apart: Blocks that are more closely related than this, from 0 to 1, are never updated at the same time.
             Default: 0.3, from the round on in which lanes got in each other's way.
-        staleness: How many rounds a lane may go on without the changes of the others.
+        staleness: How many rounds a lane may continue without the changes of the others.
         lanes: How many sequences of blocks are updated at the same time. Default: the number of workers. With the same
             lanes, any number of workers finds the same.
     """

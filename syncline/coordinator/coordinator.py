@@ -197,7 +197,7 @@ class Coordinator:
             self.diagnosis.on_hello(message.worker_id, message.pid)
             is_late = self.membership.life_of(message.worker_id) > 0 or message.worker_id >= self._plan.processes
             self._server.send(message.worker_id, self._welcome(None if is_late else self._view))
-            if self.supervision.phase == "stopping" and not is_late:  # the others were told before it connected
+            if self.supervision.phase == "stopping" and not is_late:  # the others know since before it connected
                 self._server.send(message.worker_id, Stop(self.stopped_by or ""))
         elif isinstance(message, Ready):
             return self.supervision.on_ready(message.worker_id, message.life)

@@ -1,4 +1,4 @@
-"""What the parts of a divided graph have to tell each other, and nothing more.
+"""What the parts of a divided graph have to send each other, and nothing more.
 
 Here: pure functions of the graph, of the part of each vertex, and of what a program reads (`Reads`). Not here: dividing
 a graph (`partition.py`), and sending (`workers/part_team.py`).

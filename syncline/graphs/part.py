@@ -46,7 +46,7 @@ class Team(Protocol):
         """The same with fields of edges that were scattered."""
 
     def end_round(self, state: State, counters: dict[str, Any]) -> bool:
-        """A round has ended: keep a copy of it, report it. Whether the run goes on."""
+        """A round has ended: keep a copy of it, report it. Whether the run continues."""
 
 
 class Part:

@@ -129,7 +129,7 @@ class Comparison:
 
 
 def compare(expected: Expected, fact: Fact) -> Comparison | None:
-    """Prediction against fact; None without a prediction, or if too few steps were taken to tell."""
+    """Prediction against fact; None without a prediction, or if too few steps were taken."""
     if not expected.is_prediction or fact.steps < _FEWEST_STEPS:
         return None
     predicted, measured = dict(expected.terms), dict(fact.terms)

@@ -100,7 +100,7 @@ class VertexJob:
         return np.frombuffer(collective.all_gather(mine)[0], np.int32).astype(np.int64)
 
     def _end_round(self, state: State, counters: dict[str, Any]) -> bool:
-        """Report the round, make a copy if it is time, save if that is asked for. Whether the run goes on."""
+        """Report the round, make a copy if it is time, save if that is asked for. Whether the run continues."""
         session, rounds = self._session, int(counters["rounds"])
         self._reached = max(self._reached, rounds)
         session.recorder.last_step = rounds

@@ -30,7 +30,7 @@ _MOST_ROUNDS = 100
 """A survey is due after so many rounds in any case."""
 _SHOWN = 10
 _SAMPLED, _LONG = 500, 4000
-"""So many rows or more tell how columns correlate; columns of so many rows are worth comparing from the beginning."""
+"""So many rows or more show how columns correlate; columns of so many rows are worth comparing from the beginning."""
 _CROWDED = 0.5
 """Relations are checked once a step was shortened to less than this. Two lanes are always good for half of it."""
 
@@ -128,7 +128,7 @@ class ElasticNet(App):
         ahead = gradients + squares * weights
         best = np.sign(ahead) * np.maximum(np.abs(ahead) - l1, 0.0) / np.where(scale > 0, scale, 1.0)
         change = np.where(squares > 0, np.abs(best - weights), 0.0) * np.sqrt(squares)
-        # Columns in use go on taking part: they change as soon as others do.
+        # Columns in use keep taking part: they change as soon as others do.
         change = np.where((weights != 0) & (change == 0), np.finfo(np.float64).tiny, change)
         rows = len(rest)
         objective = (0.5 * rest @ rest + l1 * np.abs(weights).sum() + 0.5 * l2 * weights @ weights) / rows

@@ -44,7 +44,7 @@ _FROM_S = 1.0
 _REFUSAL_MS = 5.0
 _SLOW_CLIENTS = 1000
 _TRICKLE_S = 0.002
-"""One of the slow clients goes on this often."""
+"""One of the slow clients continues this often."""
 
 
 def suites(settings: BenchSettings) -> Generator[Suite, None, None]:

@@ -1,7 +1,7 @@
 """`Paced`: a model that exchanges like another one, but sleeps instead of computing.
 
 With more workers than cores, real models would slow each other down, as they would not on machines of their own. This
-one has the parameters of the model that it stands for, and its passes take as long as they were told, without a core.
+one has the parameters of the model that it stands for, and its passes take as long as is asked, without a core.
 Its gradients are zeros, so it learns nothing.
 
 Here: the model. Not here: how long the other one's passes take (`cells.py`).

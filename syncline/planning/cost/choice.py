@@ -104,7 +104,7 @@ class TrainingPlan:
         }
 
     def seconds_to_target(self, strategy: str) -> Range | None:
-        """How long a run with this strategy takes to the target; None without one, or if that cannot be told."""
+        """How long a run with this strategy takes to the target; None without one, or if that is unknown."""
         found = next((p for p in self.predictions if p.strategy == strategy and p.layout == "replicated"), None)
         if found is None:
             raise UnknownName.among("strategy in this plan", strategy, [p.strategy for p in self.predictions])

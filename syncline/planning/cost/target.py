@@ -43,7 +43,7 @@ class Target:
 
     accuracy: float
     samples: Range | None
-    """None if the probe cannot tell."""
+    """None if the probe does not show it."""
     source: str
     """From how much of the curve, as a sentence."""
 

@@ -1,4 +1,4 @@
-"""`RayService`: serves models as a deployment of Ray Serve, until it is told to stop.
+"""`RayService`: serves models as a deployment of Ray Serve, until it is asked to stop.
 
 Here: the connection to Ray, the files of the models, the deployment and its end. Not here: answering requests
 (`replica.py`).
