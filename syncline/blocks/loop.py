@@ -1,8 +1,8 @@
 """The rounds of a fit, the same on every worker: pick blocks, update them lane by lane, merge, and survey.
 
 Here: `Fitting`, and `Team`, through which workers pass on what their lanes found. Every worker keeps the whole state
-and merges all updates in the same order, so all copies have the same bits, whichever worker computed a lane. So recovery
-is simple: the lanes of a worker that failed are computed again by the others, or by its replacement.
+and merges all updates in the same order, so all copies have the same bits, whichever worker computed a lane. So
+recovery is simple: the lanes of a worker that failed are computed again by the others, or by its replacement.
 
 Not here: what is computed (`apps/`), which blocks (`schedule.py`), processes and checkpoints
 (`workers/block_worker.py`, `fitting.py`).
