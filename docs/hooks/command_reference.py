@@ -42,6 +42,8 @@ def _below(name: str, command: Any) -> Iterator[tuple[str, Any]]:
     if inner is None:
         yield name, command
         return
+    if command.invoke_without_command:  # a command of its own as well, such as `syncline survey`
+        yield name, command
     for word, subcommand in inner.items():
         if not subcommand.hidden:
             yield from _below(f"{name} {word}", subcommand)

@@ -12,7 +12,7 @@ from typing import Annotated
 import typer
 
 from syncline import __version__, boundary
-from syncline.cli import bench, chaos, cluster, data, graph, train
+from syncline.cli import bench, chaos, cluster, data, graph, survey, train
 from syncline.cli.audit import audit
 from syncline.cli.doctor import doctor
 from syncline.cli.export import export
@@ -81,6 +81,7 @@ app.command("bench", rich_help_panel=_MEASURE, epilog=bench.SUITES_HELP)(bench.b
 app.command("chaos", rich_help_panel=_MEASURE, epilog=chaos.FAULTS_HELP, context_settings={"allow_extra_args": True})(
     chaos.chaos
 )
+app.add_typer(survey.app, name="survey", rich_help_panel=_MEASURE)
 
 
 def _show_version(wanted: bool) -> None:

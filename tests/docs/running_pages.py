@@ -128,7 +128,7 @@ def check_unrun(block: Block) -> None:
 def _parse(words: list[str]) -> None:
     command, name = typer.main.get_command(app), "syncline"
     words = [word for word in words if not re.fullmatch(r"&|&&|;", word)]
-    while hasattr(command, "commands") and words:
+    while hasattr(command, "commands") and words and not words[0].startswith("-"):
         name = words[0]
         assert name in command.commands, f"syncline has no command {name!r}"
         command, words = command.commands[name], words[1:]

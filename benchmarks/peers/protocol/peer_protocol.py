@@ -12,6 +12,7 @@ import sys
 import time
 
 CLASSES = 10
+PART_KINDS = ("activations", "metrics", "initializers", "losses", "layers", "optimizers", "regularizers")
 LR, MOMENTUM = 0.01, 0.9
 _BATCHES = 16  # distinct batches, used in turn
 
@@ -37,10 +38,11 @@ def samples(rank, batch):
     return images, random.randint(0, CLASSES, (_BATCHES, batch))
 
 
-def timed(step, asked, *, rank, version, finish=lambda: None, report=None):
+def timed(step, asked, *, rank, version, finish=lambda: None, report=None, parameters=None):
     """Call `step(number)` for the requested steps; rank 0 prints the measurement, or passes it to `report`.
 
-    `finish` waits for asynchronous work that continues after `step` has returned.
+    `finish` waits for asynchronous work that continues after `step` has returned. `parameters` is their number in the
+    model, which shows that it is the same model.
     """
     report = report or print_event
     for number in range(asked.warm_up):
@@ -55,7 +57,8 @@ def timed(step, asked, *, rank, version, finish=lambda: None, report=None):
     seconds = time.perf_counter() - start
     if rank == 0:
         images_per_s = asked.steps * asked.batch * asked.workers / seconds
-        report(event="measured", images_per_s=images_per_s, steps=asked.steps, seconds=seconds, version=version)
+        more = {} if parameters is None else {"parameters": parameters}
+        report(event="measured", images_per_s=images_per_s, steps=asked.steps, seconds=seconds, version=version, **more)
 
 
 def print_event(**event):

@@ -1,0 +1,1 @@
+"""`syncline survey`: what the published surveys of frameworks asked, measured again on this machine."""
