@@ -14,7 +14,7 @@ def classes(module, base):
     return {c for c in found if c is not base}
 
 
-losses = {getattr(nn, name) for name in nn.modules.loss.__all__}
+losses = {getattr(nn, name) for name in nn.modules.loss.__all__} - {nn.NLLLoss2d}  # NLLLoss under a deprecated name
 activations = {getattr(nn, name) for name in nn.modules.activation.__all__} - {nn.MultiheadAttention}
 layers = classes(nn, nn.Module) - losses - activations - CONTAINERS
 initializers = [name for name in vars(nn.init) if name[0] != "_" and name.endswith("_")]

@@ -18,7 +18,7 @@ _USABILITY = (
     "Liu, Dutta, Li, Kurup, Shah: Usability Study of Distributed Deep Learning Frameworks For Convolutional Neural "
     "Networks (KDD 2018)"
 )
-_NOT_AT_HAND = Absent("the figures of the paper are not part of this package; read them beside these")
+_NOT_AT_HAND = Absent("its figures are not part of this package, read them in the paper")
 _WORKLOAD = "LeNet-5 (61,706 parameters) on random images of MNIST's shape, two workers, one thread each"
 
 
@@ -141,7 +141,7 @@ CATALOG = (
         how=f"kill -9 of the youngest busy worker process during {_WORKLOAD}, batch 64. It holds if the same command "
         "then completes all its steps and exits with 0.",
         source="Overviews of distributed deep learning: the column 'fault tolerance' of their comparison tables",
-        printed=Absent("the overviews give a word per system, not a test"),
+        printed=Absent("a word per system, not the outcome of a test"),
         columns=(
             Column(key="survives", title="completes after kill -9"),
             Column(key="after", title="exit after the kill", unit="s"),

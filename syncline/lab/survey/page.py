@@ -18,6 +18,7 @@ from syncline.lab.survey.text import (
     machine_lines,
     name_of,
     number,
+    printed_in,
     ranking_lines,
     rows_of,
     words_of,
@@ -42,8 +43,7 @@ it with <code>syncline survey verify survey.json</code>.</p>
 <section><h2>Questions</h2><ul>{links}</ul></section>
 <section><h2>Machines</h2>{machines}
 <p>Frameworks take turns, round after round. A figure is the median of its rounds, with the quartiles in parentheses. A
-framework is called better than another one only if all rounds agree, on all machines, and the medians differ by 30% or
-more.</p></section>
+framework is ahead of another one only if all rounds agree, on all machines, and the medians differ by 30% or more.</p></section>
 {sections}
 {_adapters(survey)}
 </main>
@@ -66,7 +66,7 @@ def _section(survey: SurveyFile, entry: Entry) -> str:
         figures,
         _table(survey, entry, rows),
         f'<ul class="rankings">{rankings}</ul>' if rankings else "",
-        f'<p class="then">Asked by: {text(entry.source)}. Printed there: {text(words_of(entry.printed))}.</p>',
+        f'<p class="then">{text(printed_in(entry))}</p>',
         f'<p class="then">Measure it again: <code>syncline survey --only {entry.id}</code></p>',
         "</section>",
     ]

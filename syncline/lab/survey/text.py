@@ -69,6 +69,12 @@ def words_of(value: Value) -> str:
             return f"not measurable here, because {why}"
 
 
+def printed_in(entry: Entry) -> str:
+    """Where the question comes from, and what was printed there."""
+    printed = entry.printed.why if isinstance(entry.printed, Absent) else words_of(entry.printed)
+    return f"Asked by: {entry.source}. Printed there: {printed}."
+
+
 def standing_of(survey: SurveyFile, entry: Entry, column: Column) -> Standing | None:
     if column.better is None:
         return None
@@ -127,7 +133,7 @@ def _markdown(survey: SurveyFile) -> Iterator[str]:
         yield from ("", line)
     for entry in entries_of(survey):
         yield from ("", f"## {entry.title} ({entry.id})", "", entry.question, "", entry.how, "")
-        yield f"Asked by: {entry.source}. Printed there: {words_of(entry.printed)}."
+        yield printed_in(entry)
         yield ""
         yield _table_line(["", "version", *(_title(column) for column in entry.columns)])
         yield _table_line(["---"] * (2 + len(entry.columns)))
