@@ -16,7 +16,7 @@ def classes(module, base):
 
 losses = {getattr(nn, name) for name in nn.modules.loss.__all__} - {nn.NLLLoss2d}  # NLLLoss under a deprecated name
 activations = {getattr(nn, name) for name in nn.modules.activation.__all__} - {nn.MultiheadAttention}
-layers = classes(nn, nn.Module) - losses - activations - CONTAINERS
+layers = classes(nn, nn.Module) - losses - activations - CONTAINERS - {nn.NLLLoss2d}
 initializers = [name for name in vars(nn.init) if name[0] != "_" and name.endswith("_")]
 parts = {
     "activations": [c.__name__ for c in activations],

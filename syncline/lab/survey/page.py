@@ -43,7 +43,8 @@ it with <code>syncline survey verify survey.json</code>.</p>
 <section><h2>Questions</h2><ul>{links}</ul></section>
 <section><h2>Machines</h2>{machines}
 <p>Frameworks take turns, round after round. A figure is the median of its rounds, with the quartiles in parentheses. A
-framework is ahead of another one only if all rounds agree, on all machines, and the medians differ by 30% or more.</p></section>
+framework is ahead of another one only if all rounds agree, on all machines, and the medians differ by 30% or more.</p>
+</section>
 {sections}
 {_adapters(survey)}
 </main>
