@@ -20,6 +20,7 @@ Complete files to start from, in the folder `examples`. Each runs unchanged."""
 _SHELVES = {
     "Programs": "*.py",
     "Run files": "*.toml",
+    "A framework for the survey": "numpy_framework/*.*",
     "A run file for each model": "runs/*.toml",
 }
 
