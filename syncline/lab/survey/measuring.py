@@ -140,17 +140,16 @@ def with_round(survey: SurveyFile, task: Task, found: Round) -> SurveyFile:
 def join(before: Value | None, now: float | Check | Absent) -> Value:
     """A cell's value with one more round. A failed check stays failed, and a figure outlives a failed round."""
     match before, now:
-        case Figure(), float():
-            return before.with_round(now)
-        case _, float():
-            return Figure.of([now])
-        case Figure(), Absent():
-            return before
-        case Check(holds=False), _:
-            return before
-        case Check(), Absent():
-            return Check(holds=False, seen=f"{before.seen}; in another round: {now.why}")
+        case Figure() as figure, float() as value:
+            return figure.with_round(value)
+        case _, float() as value:
+            return Figure.of([value])
+        case (Figure() as kept, Absent()) | (Check(holds=False) as kept, _):
+            return kept
+        case Check(seen=seen), Absent(why=why):
+            return Check(holds=False, seen=f"{seen}; in another round: {why}")
         case _:
+            assert not isinstance(now, float)
             return now
 
 

@@ -57,7 +57,8 @@ def pss_of(pid: int) -> int:
 
 def _marked_by_me() -> list[int]:
     """Processes with the mark of a command whose first process is a child of this one."""
-    marks, marked = set(), []
+    marks: set[bytes] = set()
+    marked: list[tuple[int, bytes]] = []
     for entry in os.listdir("/proc"):
         if not entry.isdigit():
             continue

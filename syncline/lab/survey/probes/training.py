@@ -12,7 +12,8 @@ STEPS = {16: 600, 64: 300, 256: 150}
 
 def measure_speed(bench: Bench) -> Round:
     """Images per second, as the adapter timed them."""
-    values, version = {}, ""
+    values: dict[str, float] = {}
+    version = ""
     for batch in BATCHES:
         event = run_adapter(bench, Work(batch=batch, steps=STEPS[batch] // (1 + bench.is_quick)))
         values[f"batch-{batch}"] = float(event["images_per_s"])
@@ -22,7 +23,8 @@ def measure_speed(bench: Bench) -> Round:
 
 def measure_memory(bench: Bench) -> Round:
     """The peak of all its processes together."""
-    values, version = {}, ""
+    values: dict[str, float] = {}
+    version = ""
     for batch in BATCHES:
         with peak_memory() as peak:
             event = run_adapter(bench, Work(batch=batch, steps=STEPS[batch] // 2))
