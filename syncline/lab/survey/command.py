@@ -11,7 +11,7 @@ import tempfile
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 
-from syncline.errors import ConfigError, Interrupted, SynclineError
+from syncline.errors import ConfigError, Interrupted, SynclineError, plural
 from syncline.lab.bench.peer_recipes import environments_folder
 from syncline.lab.bench.processes import signal_handler
 from syncline.lab.machine import BenchMachine
@@ -87,11 +87,13 @@ def verify(path: Path, *, peers_dir: Path | None = None, as_json: bool = False) 
         reporter.report("problem", problem.words, code=problem.code, words=problem.words)
     if problems:
         raise SynclineError(
-            f"{path} has {len(problems)} problem{'s' * (len(problems) != 1)}. Do not rely on it; measure it again.",
+            f"{path} has {plural(len(problems), 'problem')}. Do not rely on it; measure it again.",
             code="survey-problems",
             problems=[problem._asdict() for problem in problems],
         )
-    text = f"{path}: {len(found.cells)} cells of {len(found.machines)} machines, no problem found."
+    text = (
+        f"{path}: no problem found in {plural(len(found.cells), 'cell')} of {plural(len(found.machines), 'machine')}."
+    )
     reporter.report("verified", text, cells=len(found.cells))
 
 
@@ -108,7 +110,7 @@ def merge_files(paths: Sequence[Path], out: Path, *, as_json: bool = False) -> S
     _make(out)
     write_all(joined, out)
     make_reporter(as_json=as_json).report(
-        "merged", f"{len(joined.machines)} machines are in {out / 'survey.html'}.", folder=str(out)
+        "merged", f"Joined {plural(len(joined.machines), 'machine')} in {out / 'survey.html'}.", folder=str(out)
     )
     return joined
 
