@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import os
 import shutil
+import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -25,10 +27,12 @@ SEEN = {"wide": {"width": 1280, "height": 800}, "narrow": {"width": 360, "height
 @contextmanager
 def a_browser() -> Iterator[Browser]:
     """One that is gone when it is left."""
-    with sync_playwright() as playwright:
+    # Chromium does not always remove its temporary files.
+    with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as own, sync_playwright() as playwright:
         # The sandbox needs rights that root in a container does not have.
         flags = ["--no-sandbox", "--disable-dev-shm-usage", "--disable-gpu"]
-        browser = playwright.chromium.launch(executable_path=EXECUTABLE, args=flags)
+        environment = {**os.environ, "TMPDIR": own}
+        browser = playwright.chromium.launch(executable_path=EXECUTABLE, args=flags, env=environment)
         try:
             yield browser
         finally:

@@ -129,6 +129,8 @@ class RunDir:
         seal = plan.pop(_SEAL, None)
         if seal is not None and seal != _seal_of(plan):
             raise _damaged(self.plan, "its content was changed since it was written")
+        if not isinstance(plan.get("workers", []), list):
+            raise _damaged(self.plan, "its workers are no list")
         return plan
 
     def write_plan(self, plan: dict[str, Any]) -> None:

@@ -68,7 +68,7 @@ def test_kills_of_stages_and_shards_cost_no_run_no_sample_and_no_hang(tmp_path):
 
 def test_scripted_faults_happen_once_each_and_the_metric_is_that_of_the_reference_run(tmp_path):
     score = chaos(
-        tmp_path, "--epochs", "20", "--checkpoint-every-steps", "30",
+        tmp_path, "--epochs", "40", "--checkpoint-every-steps", "30",  # not over when the disk has room again
         "--fault", "kill worker 1 at step 40", "--fault", "raise in worker 0 at step 120",
         "--fault", "slow worker 1 at step 200 by 3x for 0.5s", "--fault", "fill the disk at step 250 for 0.3s",
     )  # fmt: skip
