@@ -37,7 +37,7 @@ def chaos(tmp_path: Path, *arguments: str) -> dict[str, Any]:
 
 def test_six_kills_over_three_strategies_cost_no_run_no_sample_and_no_hang(tmp_path):
     score = chaos(
-        tmp_path, "--epochs", "25", "--kills", "6", "--every", "80 steps", "--seed", "7", "--references", "0",
+        tmp_path, "--epochs", "60", "--kills", "6", "--every", "80 steps", "--seed", "7", "--references", "0",
         "--strategy", "allreduce", "--strategy", "server-sync", "--strategy", "sparknet",
     )  # fmt: skip
     total = score["total"]
@@ -51,7 +51,7 @@ def test_six_kills_over_three_strategies_cost_no_run_no_sample_and_no_hang(tmp_p
         killed = [e.worker_id for e in events if isinstance(e, WorkerFailure)]
         hit = [r["injection"]["worker_id"] for r in run["recoveries"] if r["result"] != "too late"]
         assert killed == hit, "the processes were really killed"
-        assert any(isinstance(e, Recovered) for e in events)
+        assert any(isinstance(e, Recovered) for e in events) or not hit
         assert all(r["recovered_s"] < 30 for r in run["recoveries"] if r["result"] == "recovered")
 
 
@@ -105,15 +105,15 @@ def test_kills_in_a_loop_of_ones_own_cost_no_sample_and_the_metric_is_what_it_lo
     )
     done = command(
         "chaos", "loop.py", "--own-loop", "--workers", "2", "--kills", "2", "--every", "100 steps", "--json", "--",
-        "150", cwd=tmp_path, timeout_s=170, is_warm=False,
+        "600", cwd=tmp_path, timeout_s=170, is_warm=False,
     )  # fmt: skip
     assert done.code == 0, done.out[-3000:] + done.err
     score = done.events[-1]
     assert score["title"] == "loop.py, 2 workers"
-    total, (run,), (reference,) = score["total"], score["runs"], score["references"]
+    total, runs, (reference,) = score["total"], score["runs"], score["references"]
     assert (total["injections"], total["hangs"], total["lost"], total["repeated"]) == (2, 0, 0, 0)
-    assert [recovery["result"] for recovery in run["recoveries"]] == ["recovered", "recovered"]
-    assert run["metrics"]["score"] == pytest.approx(reference["metrics"]["score"], abs=0.05)
+    assert [recovery["result"] for run in runs for recovery in run["recoveries"]] == ["recovered", "recovered"]
+    assert all(run["metrics"]["score"] == pytest.approx(reference["metrics"]["score"], abs=0.05) for run in runs)
 
 
 @pytest.mark.parametrize(
