@@ -50,7 +50,9 @@ def test_six_kills_over_three_strategies_cost_no_run_no_sample_and_no_hang(tmp_p
         events = list(RunDir(tmp_path / run["run_dir"]).read_events())
         killed = [e.worker_id for e in events if isinstance(e, WorkerFailure)]
         hit = [r["injection"]["worker_id"] for r in run["recoveries"] if r["result"] != "too late"]
-        assert killed == hit, "the processes were really killed"
+        late = [r["injection"]["worker_id"] for r in run["recoveries"] if r["result"] == "too late"]
+        # One that was too late may have been noticed as well.
+        assert killed in (hit, hit + late), "the processes were really killed"
         assert any(isinstance(e, Recovered) for e in events) or not hit
         assert all(r["recovered_s"] < 30 for r in run["recoveries"] if r["result"] == "recovered")
 
